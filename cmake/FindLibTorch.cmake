@@ -1,0 +1,69 @@
+# Finds LibTorch and makes the target spillway_libtorch.
+#
+# LibTorch's own find_package(Torch) is not used: on a machine without the CUDA toolkit it ends in a fatal error with
+# the CUDA build of the wheel, and with the toolkit it probes for GPUs at configure time, which fails where there is
+# none. Linking the libraries directly needs neither.
+#
+# Order: Torch_DIR (…/torch/share/cmake/Torch), CMAKE_PREFIX_PATH (…/torch or …/torch/share/cmake), this project's
+# .venv, python3's importable torch.
+
+set(SPILLWAY_LIBTORCH_FOUND OFF)
+set(_candidates)
+if(Torch_DIR)
+  get_filename_component(_root "${Torch_DIR}/../../.." ABSOLUTE)
+  list(APPEND _candidates "${_root}")
+elseif(DEFINED ENV{Torch_DIR})
+  get_filename_component(_root "$ENV{Torch_DIR}/../../.." ABSOLUTE)
+  list(APPEND _candidates "${_root}")
+endif()
+set(_prefixes ${CMAKE_PREFIX_PATH})
+if(DEFINED ENV{CMAKE_PREFIX_PATH})
+  string(REPLACE ":" ";" _environment "$ENV{CMAKE_PREFIX_PATH}")
+  list(APPEND _prefixes ${_environment})
+endif()
+foreach(_prefix IN LISTS _prefixes)
+  get_filename_component(_up "${_prefix}/../.." ABSOLUTE)
+  list(APPEND _candidates "${_prefix}" "${_up}")
+endforeach()
+file(GLOB _venv "${CMAKE_CURRENT_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch")
+list(APPEND _candidates ${_venv})
+
+macro(_spillway_try_libtorch _root)
+  if(NOT SPILLWAY_LIBTORCH_FOUND AND EXISTS "${_root}/include/torch/csrc/api/include/torch/torch.h"
+     AND EXISTS "${_root}/lib/libtorch_cpu.so")
+    set(SPILLWAY_LIBTORCH_FOUND ON)
+    set(SPILLWAY_LIBTORCH_ROOT "${_root}")
+  endif()
+endmacro()
+
+foreach(_root IN LISTS _candidates)
+  _spillway_try_libtorch("${_root}")
+endforeach()
+if(NOT SPILLWAY_LIBTORCH_FOUND)
+  find_program(_python NAMES python3)
+  if(_python)
+    execute_process(COMMAND ${_python} -c "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')"
+                    OUTPUT_VARIABLE _root OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+    _spillway_try_libtorch("${_root}")
+  endif()
+endif()
+
+if(SPILLWAY_LIBTORCH_FOUND)
+  set(SPILLWAY_LIBTORCH_VERSION "")
+  if(EXISTS "${SPILLWAY_LIBTORCH_ROOT}/version.py")
+    file(STRINGS "${SPILLWAY_LIBTORCH_ROOT}/version.py" _line REGEX "^__version__")
+    string(REGEX MATCH "[0-9]+\\.[0-9]+\\.[0-9]+[^']*" SPILLWAY_LIBTORCH_VERSION "${_line}")
+  endif()
+  set(SPILLWAY_LIBTORCH_HAS_CUDA OFF)
+  if(EXISTS "${SPILLWAY_LIBTORCH_ROOT}/lib/libtorch_cuda.so")
+    set(SPILLWAY_LIBTORCH_HAS_CUDA ON)
+  endif()
+  add_library(spillway_libtorch INTERFACE)
+  target_include_directories(spillway_libtorch SYSTEM INTERFACE
+    "${SPILLWAY_LIBTORCH_ROOT}/include" "${SPILLWAY_LIBTORCH_ROOT}/include/torch/csrc/api/include")
+  # DT_RPATH instead of DT_RUNPATH: it is searched for LibTorch's own dependencies too, and before the system's
+  # folders, so that one copy of the OpenMP runtime (LibTorch's) ends up in the process.
+  target_link_options(spillway_libtorch INTERFACE "LINKER:--disable-new-dtags" "LINKER:-rpath,${SPILLWAY_LIBTORCH_ROOT}/lib")
+  target_link_libraries(spillway_libtorch INTERFACE "${SPILLWAY_LIBTORCH_ROOT}/lib/libtorch_cpu.so"
+                                                    "${SPILLWAY_LIBTORCH_ROOT}/lib/libc10.so")
+endif()

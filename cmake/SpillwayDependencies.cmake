@@ -1,0 +1,69 @@
+# Finds what Spillway needs (always) and what it can use (SPILLWAY_<PART> AUTO/ON/OFF). Nothing is downloaded here:
+# scripts/setup.sh installs what is missing.
+
+function(spillway_missing part what)
+  message(FATAL_ERROR "SPILLWAY_${part} is ON but ${what} was not found. Run scripts/setup.sh, or set SPILLWAY_${part} to AUTO or OFF.")
+endfunction()
+
+set(THREADS_PREFER_PTHREAD_FLAG ON)
+foreach(package fmt nlohmann_json spdlog)
+  find_package(${package} QUIET)
+  if(NOT ${package}_FOUND)
+    message(FATAL_ERROR "${package} was not found. Run scripts/setup.sh (Debian: lib${package}-dev or nlohmann-json3-dev).")
+  endif()
+endforeach()
+find_package(Threads REQUIRED)
+
+# ---- LibTorch --------------------------------------------------------------------------------------------------------
+set(SPILLWAY_WITH_TORCH OFF)
+if(NOT SPILLWAY_TORCH STREQUAL "OFF")
+  include(FindLibTorch)
+  if(SPILLWAY_LIBTORCH_FOUND)
+    set(SPILLWAY_WITH_TORCH ON)
+  elseif(SPILLWAY_TORCH STREQUAL "ON")
+    spillway_missing(TORCH "LibTorch (looked at Torch_DIR, CMAKE_PREFIX_PATH, .venv and python3's torch)")
+  endif()
+endif()
+
+# ---- CUDA toolkit ----------------------------------------------------------------------------------------------------
+set(SPILLWAY_WITH_CUDA OFF)
+if(NOT SPILLWAY_CUDA STREQUAL "OFF")
+  find_package(CUDAToolkit QUIET)
+  if(CUDAToolkit_FOUND AND CUDAToolkit_NVCC_EXECUTABLE)
+    set(SPILLWAY_WITH_CUDA ON)
+  elseif(SPILLWAY_CUDA STREQUAL "ON")
+    spillway_missing(CUDA "the CUDA toolkit (nvcc)")
+  endif()
+endif()
+
+# ---- MPI -------------------------------------------------------------------------------------------------------------
+set(SPILLWAY_WITH_MPI OFF)
+if(NOT SPILLWAY_MPI STREQUAL "OFF")
+  find_package(MPI QUIET COMPONENTS CXX)
+  if(MPI_CXX_FOUND)
+    set(SPILLWAY_WITH_MPI ON)
+  elseif(SPILLWAY_MPI STREQUAL "ON")
+    spillway_missing(MPI "an MPI library (Debian: libopenmpi-dev)")
+  endif()
+endif()
+
+# ---- io_uring --------------------------------------------------------------------------------------------------------
+set(SPILLWAY_WITH_IO_URING OFF)
+if(NOT SPILLWAY_IO_URING STREQUAL "OFF")
+  find_path(SPILLWAY_URING_INCLUDE liburing.h)
+  find_library(SPILLWAY_URING_LIBRARY uring)
+  if(SPILLWAY_URING_INCLUDE AND SPILLWAY_URING_LIBRARY)
+    set(SPILLWAY_WITH_IO_URING ON)
+  elseif(SPILLWAY_IO_URING STREQUAL "ON")
+    spillway_missing(IO_URING "liburing (Debian: liburing-dev)")
+  endif()
+endif()
+
+function(spillway_print_summary)
+  message(STATUS "Spillway ${PROJECT_VERSION}: ${CMAKE_BUILD_TYPE}, ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}")
+  message(STATUS "  LibTorch   ${SPILLWAY_WITH_TORCH} ${SPILLWAY_LIBTORCH_VERSION} ${SPILLWAY_LIBTORCH_ROOT}")
+  message(STATUS "  CUDA       ${SPILLWAY_WITH_CUDA} ${CUDAToolkit_VERSION}")
+  message(STATUS "  MPI        ${SPILLWAY_WITH_MPI} ${MPI_CXX_VERSION}")
+  message(STATUS "  io_uring   ${SPILLWAY_WITH_IO_URING} ${SPILLWAY_URING_LIBRARY}")
+  message(STATUS "  sanitizers ${SPILLWAY_SANITIZE}")
+endfunction()

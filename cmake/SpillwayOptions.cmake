@@ -1,0 +1,42 @@
+# How every Spillway target is compiled.
+#
+# -ffp-contract=off everywhere: the numerics contract rounds each operation on its own, so a fused multiply-add anywhere
+# would change bits between instruction sets (docs/numerics.md).
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
+endif()
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+
+find_program(SPILLWAY_CCACHE ccache)
+if(SPILLWAY_CCACHE AND PROJECT_IS_TOP_LEVEL AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  # A precompiled header changes its timestamp between build folders: without these two, ccache would never hit.
+  set(CMAKE_CXX_COMPILER_LAUNCHER
+      ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+      ${SPILLWAY_CCACHE})
+endif()
+
+function(spillway_configure_target target)
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF)
+  get_target_property(kind ${target} TYPE)
+  target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
+                                              $<INSTALL_INTERFACE:include>)
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/src)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -ffp-contract=off)
+  if(SPILLWAY_WERROR)
+    target_compile_options(${target} PRIVATE -Werror)
+  endif()
+  if(SPILLWAY_SANITIZE)
+    target_compile_options(${target} PRIVATE -fsanitize=${SPILLWAY_SANITIZE} -fno-omit-frame-pointer -g1)
+    if(SPILLWAY_SANITIZE MATCHES "undefined")
+      target_compile_options(${target} PRIVATE -fno-sanitize-recover=undefined)
+    endif()
+    target_link_options(${target} PUBLIC -fsanitize=${SPILLWAY_SANITIZE})
+  endif()
+  if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+    # gcc's precompiled-header flags are accepted as they are; only this warning of LibTorch's headers is noise.
+    target_compile_options(${target} PRIVATE -Wno-unused-command-line-argument)
+  endif()
+endfunction()
