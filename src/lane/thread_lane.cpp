@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "lane/op_runner.h"
+#include "spillway/lane/lane.h"
+
+namespace spillway {
+namespace {
+
+class ThreadLane final : public Lane {
+ public:
+  ThreadLane(std::string name, LinkModel link, LaneContext context)
+      : Lane(name), runner_(name, link, std::move(context)), worker_([this] { work(); }) {}
+
+  ~ThreadLane() override {
+    {
+      const std::scoped_lock lock(mutex_);
+      ending_ = true;
+    }
+    changed_.notify_one();
+    worker_.join();
+  }
+
+  Ticket submit(Op op) override {
+    TicketPromise promise;
+    const Ticket ticket = promise.ticket();
+    {
+      const std::scoped_lock lock(mutex_);
+      queue_.emplace_back(std::move(op), std::move(promise));
+    }
+    changed_.notify_one();
+    return ticket;
+  }
+
+ private:
+  void work() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [&] { return ending_ || !queue_.empty(); });
+      if (queue_.empty()) return;
+      std::pair<Op, TicketPromise> next = std::move(queue_.front());
+      queue_.pop_front();
+      lock.unlock();
+      runner_.run(next.first, next.second);
+      next = {};  // what the body holds is let go before the lane waits again
+      lock.lock();
+    }
+  }
+
+  OpRunner runner_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::pair<Op, TicketPromise>> queue_;
+  bool ending_ = false;
+  std::thread worker_;
+};
+
+}  // namespace
+
+std::unique_ptr<Lane> make_thread_lane(std::string name, LinkModel link, LaneContext context) {
+  return std::make_unique<ThreadLane>(std::move(name), link, std::move(context));
+}
+
+}  // namespace spillway
