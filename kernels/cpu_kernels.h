@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+// The CPU kernels: pure functions on pointers and counts, compiled once per instruction set and picked at run time.
+// Numerics: docs/numerics.md. Every path gives the same bits at any alignment, length, split (at multiples of the
+// grain) and thread count. Kernels allocate nothing, take no lock, and never read or write past `count` elements. C++17
+// and the standard library alone.
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "kernels/scalars.h"
+
+namespace spillway::kernels {
+
+/// One instruction set's kernels. Pointers need only their element's natural alignment; arrays of one call must not
+/// overlap unless said.
+struct CpuKernels {
+  const char* name;  // "baseline" (on aarch64 that is NEON), "avx2", "avx512"
+
+  /// p, m, v [count] updated in place from g [count] of type `g_type`; `copy` [count] receives the rounded working copy
+  /// of p unless `copy_type` is none (then it may be null).
+  void (*adam)(const AdamScalars& scalars, float* p, float* m, float* v, const void* g, Element g_type, void* copy,
+               Element copy_type, std::int64_t count);
+
+  /// target = widen(source): fp32 from any element type (f32: a copy).
+  void (*widen)(float* target, const void* source, Element type, std::int64_t count);
+  /// target += widen(source).
+  void (*accumulate)(float* target, const void* source, Element type, std::int64_t count);
+  /// target = round(source): to nearest even, NaN stays NaN, f16 overflows to infinity.
+  void (*narrow)(void* target, Element type, const float* source, std::int64_t count);
+
+  /// sums[i] = the sum of squares, in double and in one fixed order, of grain i of `values` (the last may be short):
+  /// ceil(count / kGrain) results. A grain with an infinity or a NaN gives a sum that is not finite; no other does.
+  void (*grain_square_sums)(double* sums, const float* values, std::int64_t count);
+};
+
+/// The fastest set this processor runs.
+const CpuKernels& cpu_kernels();
+/// The set of that name, or null where this build or this processor has none.
+const CpuKernels* cpu_kernels(std::string_view name);
+/// Names of all sets that run here, "baseline" first.
+std::vector<std::string_view> cpu_kernel_names();
+
+}  // namespace spillway::kernels

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/scalars.h"
+
+#include <cmath>
+
+namespace spillway::kernels {
+
+AdamScalars adam_scalars(double lr, double beta1, double beta2, double eps, double weight_decay, bool decoupled,
+                         std::int64_t step, float grad_factor) {
+  const double t = static_cast<double>(step);
+  AdamScalars scalars;
+  scalars.grad_factor = grad_factor;
+  scalars.beta1 = static_cast<float>(beta1);
+  scalars.c1 = static_cast<float>(1 - beta1);
+  scalars.beta2 = static_cast<float>(beta2);
+  scalars.c2 = static_cast<float>(1 - beta2);
+  scalars.s = static_cast<float>(1 / std::sqrt(1 - std::pow(beta2, t)));
+  scalars.eps = static_cast<float>(eps);
+  scalars.a = static_cast<float>(lr / (1 - std::pow(beta1, t)));
+  if (decoupled) {
+    scalars.k = static_cast<float>(1 - lr * weight_decay);
+  } else {
+    scalars.l2 = static_cast<float>(weight_decay);
+  }
+  return scalars;
+}
+
+}  // namespace spillway::kernels
