@@ -40,7 +40,7 @@ constexpr std::uint32_t kSignBit = 0x80000000u;
 constexpr std::uint32_t kInfinity = 0x7f800000u;
 constexpr std::uint32_t kQuietBit = 0x00400000u;
 
-// ---- element types
+// ---- element types ------------------------------------------------------------------------------
 // --------------------------------------------------------------------------------------------------- Each has what
 // memory holds (Stored), widen (exact) and narrow (to nearest even). The choices between cases are written as selects
 // of values computed for every element, which is what compilers turn into vector code.
@@ -93,8 +93,7 @@ struct F16 {
   }
 };
 
-// ---- optimizers
-// ------------------------------------------------------------------------------------------------------
+// ---- optimizers ---------------------------------------------------------------------------------
 // update(scalars, p, g, states...): `g` already carries the gradient factor.
 
 /// Source: Kingma and Ba 2015, Algorithm 1; decoupled decay: Loshchilov and Hutter 2019, Algorithm 2.

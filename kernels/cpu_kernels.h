@@ -31,8 +31,10 @@ struct CpuKernels {
   /// target = round(source): to nearest even, NaN stays NaN, f16 overflows to infinity.
   void (*narrow)(void* target, Element type, const float* source, std::int64_t count);
 
-  /// sums[i] = the sum of squares, in double and in one fixed order, of grain i of `values` (the last may be short):
-  /// ceil(count / kGrain) results. A grain with an infinity or a NaN gives a sum that is not finite; no other does.
+  /// sums[i] = the sum of squares, in double, of grain i of `values` (the last may be short): ceil(count / kGrain)
+  /// results. A grain with an infinity or a NaN gives a sum that is not finite; no other does.
+  /// Order: 32 partial sums, the j-th over elements j, j + 32, j + 64, ... from +0 up; then, for w = 16, 8, 4, 2, 1,
+  /// partial[j] += partial[j + w] for j < w; the sum is partial[0].
   void (*grain_square_sums)(double* sums, const float* values, std::int64_t count);
 };
 

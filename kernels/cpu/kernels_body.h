@@ -10,13 +10,7 @@
 namespace spillway::kernels {
 namespace {
 
-/// The "element type" of an output that is not wanted.
-struct NoOutput {
-  using Stored = char;
-};
-
-// ---- one dispatch for every kernel
-// -----------------------------------------------------------------------------------
+// ---- one dispatch for every kernel --------------------------------------------------------------
 
 template <class Function>
 void with_type(Element type, const Function& function) {
@@ -32,55 +26,7 @@ void with_type(Element type, const Function& function) {
   }
 }
 
-template <class Function>
-void with_optional_type(Element type, const Function& function) {
-  return type == Element::none ? function(NoOutput{}) : with_type(type, function);
-}
-
-// ---- optimizers
-// ------------------------------------------------------------------------------------------------------
-
-template <class Output>
-SPILLWAY_HD void store_copy(typename Output::Stored* copy, std::int64_t i, float value) {
-  copy[i] = Output::narrow(value);
-}
-template <>
-SPILLWAY_HD void store_copy<NoOutput>(char*, std::int64_t, float) {}
-
-/// The frame of every element-wise optimizer: one pass that reads and widens the gradient, updates, and rounds the
-/// copy.
-template <class Optimizer, class Gradient, class Output, class Scalars, class... State>
-void update_elements(const Scalars& scalars, std::int64_t count, const typename Gradient::Stored* __restrict g,
-                     typename Output::Stored* __restrict copy, float* __restrict p, State* __restrict... states) {
-  const Scalars local = scalars;  // stores through float pointers cannot change it, so it stays in registers
-  for (std::int64_t i = 0; i < count; ++i) {
-    float value = p[i];
-    Optimizer::update(local, value, local.grad_factor * Gradient::widen(g[i]), states[i]...);
-    p[i] = value;
-    store_copy<Output>(copy, i, value);
-  }
-}
-
-template <class Optimizer, class Scalars, class... State>
-void update(const Scalars& scalars, const void* g, Element g_type, void* copy, Element copy_type, std::int64_t count,
-            float* p, State*... states) {
-  with_type(g_type, [&](auto gradient) {
-    with_optional_type(copy_type, [&](auto output) {
-      using Gradient = decltype(gradient);
-      using Output = decltype(output);
-      update_elements<Optimizer, Gradient, Output>(scalars, count, static_cast<const typename Gradient::Stored*>(g),
-                                                   static_cast<typename Output::Stored*>(copy), p, states...);
-    });
-  });
-}
-
-void adam(const AdamScalars& scalars, float* p, float* m, float* v, const void* g, Element g_type, void* copy,
-          Element copy_type, std::int64_t count) {
-  update<Adam>(scalars, g, g_type, copy, copy_type, count, p, m, v);
-}
-
-// ---- conversions
-// -----------------------------------------------------------------------------------------------------
+// ---- conversions --------------------------------------------------------------------------------
 
 template <class Type>
 void widen_elements(float* __restrict target, const typename Type::Stored* __restrict source, std::int64_t count) {
@@ -118,8 +64,50 @@ void narrow(void* target, Element type, const float* source, std::int64_t count)
   });
 }
 
-// ---- norm
-// ------------------------------------------------------------------------------------------------------------
+// ---- optimizers ---------------------------------------------------------------------------------
+
+constexpr std::int64_t kTile = 256;  // elements: a tile of everything an update touches stays in the first-level cache
+
+constexpr std::int64_t element_bytes(Element type) {
+  return type == Element::f32 ? 4 : 2;
+}
+
+template <class Optimizer, class Scalars, class... State>
+void update_tile(const Scalars& scalars, std::int64_t count, const float* __restrict g, float* __restrict p,
+                 State* __restrict... states) {
+  const Scalars local = scalars;  // stores through float pointers cannot change it, so it stays in registers
+  for (std::int64_t i = 0; i < count; ++i) {
+    float value = p[i];
+    Optimizer::update(local, value, local.grad_factor * g[i], states[i]...);
+    p[i] = value;
+  }
+}
+
+/// The frame of every element-wise optimizer: memory is passed over once, tile by tile; inside a tile gradients are
+/// widened, the update runs in fp32, and the copy is rounded. Measured against one fused loop for each pair of types:
+/// as fast at memory speed, faster in cache (fp16 twice), and one loop an optimizer instead of twelve.
+template <class Optimizer, class Scalars, class... State>
+void update(const Scalars& scalars, const void* g, Element g_type, void* copy, Element copy_type, std::int64_t count,
+            float* p, State*... states) {
+  alignas(64) float widened[kTile];
+  for (std::int64_t start = 0; start < count; start += kTile) {
+    const std::int64_t size = count - start < kTile ? count - start : kTile;
+    const void* g_tile = static_cast<const char*>(g) + start * element_bytes(g_type);
+    if (g_type != Element::f32) widen(widened, g_tile, g_type, size);
+    update_tile<Optimizer>(scalars, size, g_type == Element::f32 ? static_cast<const float*>(g_tile) : widened,
+                           p + start, (states + start)...);
+    if (copy_type != Element::none) {
+      narrow(static_cast<char*>(copy) + start * element_bytes(copy_type), copy_type, p + start, size);
+    }
+  }
+}
+
+void adam(const AdamScalars& scalars, float* p, float* m, float* v, const void* g, Element g_type, void* copy,
+          Element copy_type, std::int64_t count) {
+  update<Adam>(scalars, g, g_type, copy, copy_type, count, p, m, v);
+}
+
+// ---- norm ---------------------------------------------------------------------------------------
 
 constexpr int kLanes = 32;  // partial sums of a grain: lane j adds elements j, j + 32, j + 64, ... in that order
 
