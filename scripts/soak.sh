@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# The long checks: everything, LibTorch's part included, under the address, undefined and thread sanitizers, each suite
+# run several times in a shuffled order. Takes an hour or more; not part of scripts/test.sh.
+#
+# Usage: scripts/soak.sh [--repeat N] [--preset NAME]... [-R REGEX] [--help]
+#   --repeat N      how often each suite runs (default 5); it stops at a suite's first failure
+#   --preset NAME   soak-asan or soak-tsan; default both
+#   -R REGEX        only the suites whose name matches
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+cd "$root"
+
+repeat=5
+presets=()
+filter=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --repeat) repeat=${2:?--repeat needs a number}; shift ;;
+    --preset) presets+=("${2:?--preset needs a name}"); shift ;;
+    -R) filter=(-R "${2:?-R needs a regular expression}"); shift ;;
+    -h | --help) usage; exit 0 ;;
+    *) die "Unknown option $1; see scripts/soak.sh --help." ;;
+  esac
+  shift
+done
+if [ ${#presets[@]} = 0 ]; then presets=(soak-asan soak-tsan); fi
+
+scripts/setup.sh
+failed=()
+export GTEST_SHUFFLE=1   # GoogleTest prints the seed of an order that failed
+for preset in "${presets[@]}"; do
+  step "$preset: building (ten minutes or more)"
+  cmake --preset "$preset"
+  cmake --build "build/$preset" -j "$jobs"
+  step "$preset: each suite up to $repeat times"
+  without_randomisation ctest --test-dir "build/$preset" -j "$jobs" --output-on-failure --no-tests=error \
+    --repeat until-fail:"$repeat" --schedule-random "${filter[@]}" </dev/null || failed+=("$preset")
+done
+step "Summary: ${presets[*]} in $SECONDS s"
+if [ ${#failed[@]} != 0 ]; then die "FAILED: ${failed[*]}"; fi
+say "100% tests passed"
