@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "spillway/core/dtype.h"
+#include "spillway/core/units.h"
+#include "spillway/state/model_config.h"
+
+namespace spillway {
+
+/// What one layer block computes. Everything that depends on the batch comes in through the argument, so the block can
+/// be computed again from it; nothing but the block's own parameters, constants and the dropout generator is captured.
+using BlockForward = std::function<std::vector<torch::Tensor>(const std::vector<torch::Tensor>&)>;
+
+/// How a model runs one of its layer blocks: must return what `forward(inputs)` returns. Whoever trains binds it, to
+/// await, fetch, release or recompute what the block reads around the call. `block.parameters()` is exactly that.
+using BlockCall = std::function<std::vector<torch::Tensor>(torch::nn::Module& block, const BlockForward& forward,
+                                                           const std::vector<torch::Tensor>& inputs)>;
+
+/// One layer block of a model.
+/// Owns: nothing; valid as long as the model.
+struct Block {
+  std::string name;                     // "embedding", "layers.0", ..., "head"
+  torch::nn::Module* module = nullptr;  // what a BlockCall is given; its parameters() are those the forward reads
+  std::vector<std::string> parameters;  // their names in the model, in the order of module->parameters()
+};
+
+class DropoutGenerator;
+
+/// A decoder-only language model made of layer blocks: the embedding, each layer, the final norm with the head.
+///
+/// Parameters have Hugging Face's names, in the order of parameter_shapes(config()). A tied head has no parameter of
+/// its own: the embedding's weight belongs to the first block and is read by the last one too, which lists it.
+/// Dropout acts in training mode only and draws from a generator of the model's own, so that LibTorch's global one
+/// neither changes results nor is changed by them.
+/// Threads: one at a time.
+class CausalLM : public torch::nn::Module {
+ public:
+  ~CausalLM() override;
+
+  /// Shapes: tokens [batch, length] int64 -> logits [batch, length, vocabulary] in the parameters' type. Token numbers
+  /// are not checked here (that would wait for the device): TokenFile does. Throws: InvalidArgument for another shape
+  /// or type, or a length over config().max_position.
+  torch::Tensor forward(const torch::Tensor& tokens);
+
+  /// Binds how blocks are run; an empty function goes back to calling them directly.
+  void set_block_call(BlockCall call) { block_call_ = std::move(call); }
+
+  /// In the order in which forward runs them.
+  const std::vector<Block>& blocks() const { return blocks_; }
+  const ModelConfig& config() const { return config_; }
+
+  /// Whether any dropout probability is above zero: where none is, the state below never moves.
+  bool uses_dropout() const;
+  void set_dropout_seed(std::uint64_t seed);
+  /// The generator's state, a small byte tensor in host memory: taken before a block and set again, the block draws the
+  /// same masks. The state of one kind of device is not valid on another.
+  torch::Tensor dropout_state() const;
+  void set_dropout_state(const torch::Tensor& state);
+
+ protected:
+  explicit CausalLM(ModelConfig config);
+
+  /// Adds the next block, which reads the parameters of `parts` (registered in this model already) and nothing else.
+  void add_block(std::string name, std::vector<std::shared_ptr<torch::nn::Module>> parts, BlockForward forward);
+  /// Fills in the parameters' names of the blocks; called last by a model's constructor.
+  void name_blocks();
+  const std::shared_ptr<DropoutGenerator>& dropout() const { return dropout_; }
+
+ private:
+  ModelConfig config_;
+  std::vector<Block> blocks_;
+  std::vector<std::shared_ptr<torch::nn::Module>> block_modules_;
+  std::vector<BlockForward> forwards_;
+  BlockCall block_call_;
+  std::shared_ptr<DropoutGenerator> dropout_;
+};
+
+/// A model with random parameters, drawn as its family does, from a generator of its own: the same seed gives the same
+/// bits whatever else draws numbers; a 16-bit model is the rounded fp32 one. Throws: InvalidArgument for a `dtype`
+/// other than fp32, bf16, fp16.
+std::shared_ptr<CausalLM> make_causal_lm(const ModelConfig& config, std::uint64_t seed, DType dtype = DType::f32);
+
+/// A model whose parameters are allocated and not initialised. Throws: as make_causal_lm.
+std::shared_ptr<CausalLM> empty_causal_lm(const ModelConfig& config, DType dtype = DType::f32);
+
+struct LoadOptions {
+  DType dtype = DType::f32;  // of the parameters; the file's are converted on the way
+};
+
+/// Reads a Hugging Face folder (config.json, weights in safetensors), each tensor straight from the mapped file into
+/// its parameter. Names may lack the base model's prefix (`transformer.`, `model.`); buffers that files of these
+/// families are known to carry are skipped; a stored head of a tied model must equal the embedding bit for bit. Throws:
+/// FileError listing every tensor that is missing, unexpected or of another shape or type; what ModelConfig::load and
+/// SafetensorsReader throw.
+std::shared_ptr<CausalLM> load_causal_lm(const std::filesystem::path& folder, const LoadOptions& options = {});
+
+struct SaveOptions {
+  /// A Hugging Face folder: its config.json (with the element type brought up to date), generation_config.json and
+  /// tokenizer files are taken over. Empty: config.json is written from the model's configuration.
+  std::filesystem::path source_folder;
+  std::optional<DType> dtype;  // of the file; empty: the parameters'
+  Bytes max_shard{std::int64_t{5} << 30};
+  /// Where a parameter's values come from instead of the model: for weights that are elsewhere (a higher-precision
+  /// copy, parameters that were released). Asked once a parameter, in order, when its turn to be written comes.
+  std::function<torch::Tensor(const std::string& name)> weights;
+};
+
+/// Writes a folder that load_causal_lm and transformers read. A tied head is stored once, as the embedding.
+/// `folder` may be the source folder: nothing there is half-written at any time. One tensor is in memory at a time
+/// beside the model. Throws: InvalidArgument where the source's configuration is not the model's; StateError naming a
+/// parameter whose memory is released and no `weights` was given; FileError.
+void save_causal_lm(const CausalLM& model, const std::filesystem::path& folder, const SaveOptions& options = {});
+
+/// The element that is not a target.
+inline constexpr std::int64_t kIgnoredTarget = -100;
+
+/// How many of `targets` count. Blocks: waits for the device where they are on one.
+std::int64_t count_targets(const torch::Tensor& targets);
+
+/// The sum of the cross-entropies of all targets that count, in fp32.
+/// Shapes: logits [..., vocabulary], targets [...] int64.
+torch::Tensor next_token_loss_sum(const torch::Tensor& logits, const torch::Tensor& targets);
+
+/// Their mean: what backward is given, with weight = `valid_targets` (count_targets(targets), known from the data).
+/// 0 where none counts.
+torch::Tensor next_token_loss(const torch::Tensor& logits, const torch::Tensor& targets, std::int64_t valid_targets);
+
+/// Appends the likeliest next token `max_new_tokens` times, or until `stop_token`: returns prompt and continuation.
+/// Runs without gradients in evaluation mode (the mode is restored) on the last config().max_position tokens. Throws:
+/// InvalidArgument for an empty prompt or a token that is not in the vocabulary.
+std::vector<std::int64_t> generate_greedy(CausalLM& model, std::vector<std::int64_t> prompt,
+                                          std::int64_t max_new_tokens,
+                                          std::optional<std::int64_t> stop_token = std::nullopt);
+
+}  // namespace spillway

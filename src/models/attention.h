@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "models/dropout.h"
+#include "spillway/state/model_config.h"
+
+namespace spillway {
+
+/// Cosines and sines of the rotary embedding. Shapes: [length, head_dim] each.
+struct RotaryTables {
+  torch::Tensor cos, sin;
+};
+
+/// The rotary frequencies of a configuration, with its scaling applied. Shapes: [head_dim / 2], fp32, in host memory.
+torch::Tensor rotary_frequencies(const ModelConfig& config);
+
+/// Rotates queries or keys. Shapes: x [batch, heads, length, head_dim].
+torch::Tensor rotate(const torch::Tensor& x, const RotaryTables& tables);
+
+/// What is added to scores: 0 where a query may see a key, the type's lowest value elsewhere. A query sees itself and
+/// what precedes it, `window` positions in all where given.
+/// Shapes: [length, length].
+torch::Tensor causal_mask(std::int64_t length, std::optional<std::int64_t> window, const torch::TensorOptions& options);
+
+/// Tensors that depend on nothing but length, element type and device; made when first asked for and kept until another
+/// length is.
+class AttentionConstants {
+ public:
+  explicit AttentionConstants(const ModelConfig& config);
+
+  /// For a block whose input is `hidden` [batch, length, ...].
+  const RotaryTables& rotary(const torch::Tensor& hidden);
+  const torch::Tensor& mask(const torch::Tensor& hidden, bool sliding);
+
+ private:
+  void fit(const torch::Tensor& hidden);
+
+  std::optional<std::int64_t> window_;
+  torch::Tensor frequencies_;  // undefined where positions are learned
+  std::int64_t length_ = -1;
+  torch::TensorOptions options_;
+  RotaryTables rotary_;
+  torch::Tensor full_, sliding_;
+};
+
+struct AttentionSettings {
+  double scale = 1;
+  double dropout = 0;
+};
+
+/// Softmax attention, one operation after the other as transformers' eager form: scores, scale, mask, softmax in fp32.
+/// The keys may be more than the queries; several query heads share one key head.
+/// Shapes: query [batch, heads, queries, head_dim], key and value [batch, kv_heads, keys, head_dim], mask [queries,
+/// keys] -> [batch, queries, heads * head_dim].
+torch::Tensor attend(const torch::Tensor& query, const torch::Tensor& key, const torch::Tensor& value,
+                     const torch::Tensor& mask, const AttentionSettings& settings, DropoutGenerator& dropout,
+                     bool training);
+
+}  // namespace spillway

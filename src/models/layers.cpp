@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "models/layers.h"
+
+#include "spillway/core/error.h"
+
+namespace spillway {
+
+Dense::Dense(std::int64_t in, std::int64_t out, bool with_bias, WeightLayout layout,
+             const torch::TensorOptions& options)
+    : layout_(layout) {
+  const bool out_in = layout == WeightLayout::out_in;
+  weight = register_parameter("weight", at::empty({out_in ? out : in, out_in ? in : out}, options));
+  if (with_bias) bias = register_parameter("bias", at::empty({out}, options));
+}
+
+Embedding::Embedding(std::int64_t rows, std::int64_t width, const torch::TensorOptions& options)
+    : weight(register_parameter("weight", at::empty({rows, width}, options))) {}
+
+LayerNorm::LayerNorm(std::int64_t width, double epsilon, const torch::TensorOptions& options)
+    : weight(register_parameter("weight", at::empty({width}, options))),
+      bias(register_parameter("bias", at::empty({width}, options))),
+      epsilon_(epsilon) {}
+
+torch::Tensor LayerNorm::forward(const torch::Tensor& x) const {
+  return at::layer_norm(x, weight.sizes(), weight, bias, epsilon_);
+}
+
+RmsNorm::RmsNorm(std::int64_t width, double epsilon, const torch::TensorOptions& options)
+    : weight(register_parameter("weight", at::empty({width}, options))), epsilon_(epsilon) {}
+
+torch::Tensor RmsNorm::forward(const torch::Tensor& x) const {
+  const torch::Tensor wide = x.to(torch::kFloat);
+  const torch::Tensor mean_square = wide.pow(2).mean(-1, /*keepdim=*/true);
+  return weight * (wide * at::rsqrt(mean_square + epsilon_)).to(x.scalar_type());
+}
+
+torch::Tensor activate(Activation activation, const torch::Tensor& x) {
+  switch (activation) {
+    case Activation::gelu:
+      return at::gelu(x);
+    case Activation::gelu_tanh:
+      return at::gelu(x, "tanh");
+    case Activation::relu:
+      return at::relu(x);
+    case Activation::silu:
+      return at::silu(x);
+  }
+  throw InternalError("An activation without a function.");
+}
+
+}  // namespace spillway

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <torch/torch.h>
+
+#include <cstdint>
+
+#include "models/arithmetic.h"
+#include "spillway/state/model_config.h"
+
+namespace spillway {
+
+// The leaves of all models. Their parameters are allocated and not initialised: what fills them (random numbers, a
+// file) touches the memory first.
+
+/// A linear layer with parameters `weight` and, where asked for, `bias`.
+class Dense : public torch::nn::Module {
+ public:
+  Dense(std::int64_t in, std::int64_t out, bool bias, WeightLayout layout, const torch::TensorOptions& options);
+  torch::Tensor forward(const torch::Tensor& x) const { return linear(x, weight, bias, layout_); }
+
+  torch::Tensor weight, bias;
+
+ private:
+  WeightLayout layout_;
+};
+
+/// A table of vectors with parameter `weight` [rows, width].
+class Embedding : public torch::nn::Module {
+ public:
+  Embedding(std::int64_t rows, std::int64_t width, const torch::TensorOptions& options);
+  torch::Tensor forward(const torch::Tensor& tokens) const { return at::embedding(weight, tokens); }
+
+  torch::Tensor weight;
+};
+
+class LayerNorm : public torch::nn::Module {
+ public:
+  LayerNorm(std::int64_t width, double epsilon, const torch::TensorOptions& options);
+  torch::Tensor forward(const torch::Tensor& x) const;
+
+  torch::Tensor weight, bias;
+
+ private:
+  double epsilon_;
+};
+
+/// Root-mean-square norm, computed in fp32 and rounded before the weight is applied, as transformers does.
+class RmsNorm : public torch::nn::Module {
+ public:
+  RmsNorm(std::int64_t width, double epsilon, const torch::TensorOptions& options);
+  torch::Tensor forward(const torch::Tensor& x) const;
+
+  torch::Tensor weight;
+
+ private:
+  double epsilon_;
+};
+
+torch::Tensor activate(Activation activation, const torch::Tensor& x);
+
+}  // namespace spillway

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include "models/scalar_type.h"
+#include "spillway/core/error.h"
+#include "spillway/formats/safetensors.h"
+#include "spillway/models/causal_lm.h"
+
+namespace spillway {
+namespace {
+
+constexpr std::string_view kHead = "lm_head.weight";
+
+std::string_view base_prefix(ModelFamily family) {
+  return family == ModelFamily::gpt2 ? "transformer." : "model.";
+}
+
+std::string_view embedding_name(ModelFamily family) {
+  return family == ModelFamily::gpt2 ? "transformer.wte.weight" : "model.embed_tokens.weight";
+}
+
+// Buffers that older files of these families carry: computed from the configuration, so not read.
+bool is_known_buffer(const std::string& name) {
+  for (const std::string_view end : {".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"}) {
+    if (name.size() > end.size() && name.ends_with(end)) return true;
+  }
+  return false;
+}
+
+// Goes through a model's parameters and a folder's tensors, and collects everything that does not fit before it throws.
+class WeightReader {
+ public:
+  WeightReader(CausalLM& model, const std::filesystem::path& folder)
+      : model_(model), reader_(folder), unread_(reader_.names().begin(), reader_.names().end()) {}
+
+  void read() {
+    for (auto& item : model_.named_parameters()) plan(item.key(), item.value());
+    check_tied_head();
+    for (const std::string& name : unread_) {
+      if (!is_known_buffer(name)) unexpected_.push_back(name);
+    }
+    throw_if_any_misfit();
+    for (auto& [view, parameter] : planned_) copy(view, parameter);
+  }
+
+ private:
+  // A base model's file has the names without the prefix that the full model gives them.
+  const std::string* stored_name(const std::string& name) {
+    const std::string_view prefix = base_prefix(model_.config().family);
+    auto found = unread_.find(name);
+    if (found == unread_.end() && name.starts_with(prefix)) found = unread_.find(name.substr(prefix.size()));
+    return found == unread_.end() ? nullptr : &*found;
+  }
+
+  void plan(const std::string& name, torch::Tensor& parameter) {
+    const std::string* stored = stored_name(name);
+    if (stored == nullptr) {
+      missing_.push_back(name);
+      return;
+    }
+    const TensorView view = reader_.tensor(*stored);
+    unread_.erase(*stored);
+    if (view.shape != parameter.sizes().vec()) {
+      misshapen_.push_back(fmt::format("{} [{}], expected [{}]", view.name, fmt::join(view.shape, ", "),
+                                       fmt::join(parameter.sizes(), ", ")));
+    } else if (view.dtype != DType::f32 && view.dtype != DType::bf16 && view.dtype != DType::f16) {
+      misshapen_.push_back(fmt::format("{} of type {}, expected fp32, bf16 or fp16", view.name, to_string(view.dtype)));
+    } else {
+      planned_.emplace_back(view, parameter);
+    }
+  }
+
+  void check_tied_head() {
+    const auto head = unread_.find(std::string(kHead));
+    if (!model_.config().tied_head || head == unread_.end()) return;
+    const TensorView stored = reader_.tensor(*head);
+    unread_.erase(head);
+    const std::string name(embedding_name(model_.config().family));
+    const auto embedding = std::find_if(planned_.begin(), planned_.end(),
+                                        [&](const auto& item) { return name.ends_with(item.first.name); });
+    if (embedding == planned_.end()) return;  // reported as missing or misshapen
+    const TensorView& tied = embedding->first;
+    const bool equal = stored.dtype == tied.dtype && stored.shape == tied.shape &&
+                       std::memcmp(stored.bytes.data(), tied.bytes.data(), stored.bytes.size()) == 0;
+    if (!equal) {
+      throw FileError(
+          fmt::format("{}: the configuration ties the head to the embedding (tie_word_embeddings), but {} "
+                      "and {} differ. Set tie_word_embeddings to false to use both, or remove {}.",
+                      reader_.path().string(), kHead, tied.name, kHead));
+    }
+  }
+
+  void throw_if_any_misfit() const {
+    if (missing_.empty() && unexpected_.empty() && misshapen_.empty()) return;
+    std::string message = fmt::format("{}: the weights are not those of the {} model that its configuration describes.",
+                                      reader_.path().string(), to_string(model_.config().family));
+    list(message, "Missing", missing_);
+    list(message, "Unexpected", unexpected_);
+    list(message, "Of another shape or type", misshapen_);
+    throw FileError(message);
+  }
+
+  static void list(std::string& message, const char* what, const std::vector<std::string>& items) {
+    if (!items.empty()) message += fmt::format("\n  {} ({}): {}", what, items.size(), fmt::join(items, "; "));
+  }
+
+  static void copy(const TensorView& view, torch::Tensor& parameter) {
+    const std::span target(static_cast<std::byte*>(parameter.data_ptr()), parameter.nbytes());
+    convert_elements(view.dtype, view.bytes, from_scalar_type(parameter.scalar_type()), target, parameter.numel());
+  }
+
+  CausalLM& model_;
+  SafetensorsReader reader_;
+  std::set<std::string> unread_;
+  std::vector<std::pair<TensorView, torch::Tensor>> planned_;
+  std::vector<std::string> missing_, unexpected_, misshapen_;
+};
+
+}  // namespace
+
+std::shared_ptr<CausalLM> load_causal_lm(const std::filesystem::path& folder, const LoadOptions& options) {
+  std::shared_ptr<CausalLM> model = empty_causal_lm(ModelConfig::load(folder), options.dtype);
+  WeightReader(*model, folder).read();
+  return model;
+}
+
+}  // namespace spillway
