@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "formats/atomic_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "spillway/core/error.h"
+
+namespace spillway {
+namespace {
+
+// Linux moves at most 2 GiB less a page in one call.
+constexpr std::size_t kMostAtOnce = std::size_t{1} << 30;
+
+std::filesystem::path name_aside(const std::filesystem::path& target) {
+  static std::atomic<unsigned> counter{0};
+  return target.parent_path() /
+         fmt::format(".{}.{}-{}.part", target.filename().string(), ::getpid(), counter.fetch_add(1));
+}
+
+void flush_folder(const std::filesystem::path& folder) {
+  const int fd = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return;
+  // Some file systems have no way to flush a folder (EINVAL); the rename itself has happened either way.
+  ::fsync(fd);
+  ::close(fd);
+}
+
+}  // namespace
+
+AtomicFile::AtomicFile(const std::filesystem::path& target) : target_(target) {
+  const std::filesystem::path aside = name_aside(target);
+  fd_ = ::open(aside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (fd_ < 0) fail("cannot create a file beside it", errno);
+  aside_ = aside;
+}
+
+AtomicFile::~AtomicFile() {
+  if (fd_ >= 0) ::close(fd_);
+  if (!aside_.empty()) ::unlink(aside_.c_str());
+}
+
+AtomicFile::AtomicFile(AtomicFile&& other) noexcept
+    : target_(std::move(other.target_)), aside_(std::move(other.aside_)), fd_(std::exchange(other.fd_, -1)) {
+  other.aside_.clear();
+}
+
+void AtomicFile::write(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t done = ::write(fd_, bytes.data(), std::min(bytes.size(), kMostAtOnce));
+    if (done < 0) {
+      if (errno == EINTR) continue;
+      fail("cannot write", errno);
+    }
+    bytes = bytes.subspan(static_cast<std::size_t>(done));
+  }
+}
+
+void AtomicFile::finish() {
+  if (::fsync(fd_) != 0) fail("cannot flush to disk", errno);
+  if (::close(std::exchange(fd_, -1)) != 0) fail("cannot close", errno);
+}
+
+void AtomicFile::publish() {
+  if (::rename(aside_.c_str(), target_.c_str()) != 0) fail("cannot rename into place", errno);
+  aside_.clear();
+  flush_folder(target_.parent_path());
+}
+
+void AtomicFile::fail(const char* what, int error) const {
+  throw FileError(fmt::format("{}: {}: {}", target_.string(), what, std::strerror(error)));
+}
+
+}  // namespace spillway

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <span>
+
+namespace spillway {
+
+/// A file written aside (in the target's folder, under a hidden name) that appears under its own name all at once.
+/// Owns: the file aside, which is removed unless `publish` succeeded. Throws: FileError with errno text.
+class AtomicFile {
+ public:
+  explicit AtomicFile(const std::filesystem::path& target);
+  ~AtomicFile();
+  AtomicFile(AtomicFile&& other) noexcept;
+  AtomicFile& operator=(AtomicFile&&) = delete;
+
+  void write(std::span<const std::byte> bytes);
+
+  /// Flushes the file to its disk and closes it; nothing can be written afterwards.
+  void finish();
+
+  /// Gives a finished file its name, replacing what is there, and flushes the folder.
+  void publish();
+
+  const std::filesystem::path& target() const { return target_; }
+
+ private:
+  [[noreturn]] void fail(const char* what, int error) const;
+
+  std::filesystem::path target_;
+  std::filesystem::path aside_;  // empty: nothing to remove
+  int fd_ = -1;
+};
+
+}  // namespace spillway
