@@ -41,9 +41,8 @@ constexpr std::uint32_t kInfinity = 0x7f800000u;
 constexpr std::uint32_t kQuietBit = 0x00400000u;
 
 // ---- element types ------------------------------------------------------------------------------
-// --------------------------------------------------------------------------------------------------- Each has what
-// memory holds (Stored), widen (exact) and narrow (to nearest even). The choices between cases are written as selects
-// of values computed for every element, which is what compilers turn into vector code.
+// Each has what memory holds (Stored), widen (exact) and narrow (to nearest even). The choices between cases are
+// written as selects of values computed for every element, which is what compilers turn into vector code.
 
 struct F32 {
   using Stored = float;
@@ -104,6 +103,43 @@ struct Adam {
     v = scalars.beta2 * v + (scalars.c2 * g) * g;
     const float d = sqrtf(v) * scalars.s + scalars.eps;
     p = p * scalars.k - scalars.a * (m / d);
+  }
+};
+
+/// Without momentum there is no state.
+struct Sgd {
+  static SPILLWAY_HD void update(const SgdScalars& scalars, float& p, float g) {
+    if (scalars.l2 != 0) g = g + scalars.l2 * p;
+    p = p - scalars.lr * g;
+  }
+};
+
+/// Source: Sutskever et al. 2013, in PyTorch's form (the rate outside the buffer).
+struct SgdMomentum {
+  static SPILLWAY_HD void update(const SgdScalars& scalars, float& p, float g, float& b) {
+    if (scalars.l2 != 0) g = g + scalars.l2 * p;
+    b = scalars.first ? g : scalars.mu * b + scalars.c * g;
+    p = p - scalars.lr * (scalars.nesterov ? g + scalars.mu * b : b);
+  }
+};
+
+/// Source: Duchi et al. 2011, the diagonal form.
+struct Adagrad {
+  static SPILLWAY_HD void update(const AdagradScalars& scalars, float& p, float g, float& h) {
+    if (scalars.l2 != 0) g = g + scalars.l2 * p;
+    h = h + g * g;
+    p = p - scalars.clr * (g / (sqrtf(h) + scalars.eps));
+  }
+};
+
+/// Source: Chen et al. 2023, Algorithm 2.
+struct Lion {
+  static SPILLWAY_HD float sign(float u) { return u > 0 ? 1.0f : u < 0 ? -1.0f : u == 0 ? 0.0f : u; }
+
+  static SPILLWAY_HD void update(const LionScalars& scalars, float& p, float g, float& m) {
+    const float u = scalars.beta1 * m + scalars.c1 * g;
+    p = p * scalars.k - scalars.lr * sign(u);
+    m = scalars.beta2 * m + scalars.c2 * g;
   }
 };
 

@@ -19,9 +19,17 @@ namespace spillway::kernels {
 struct CpuKernels {
   const char* name;  // "baseline" (on aarch64 that is NEON), "avx2", "avx512"
 
-  /// p, m, v [count] updated in place from g [count] of type `g_type`; `copy` [count] receives the rounded working copy
-  /// of p unless `copy_type` is none (then it may be null).
+  /// p, m, v [count] updated in place from g [count] of type `g_type` (not none); `copy` [count] receives the rounded
+  /// working copy of p unless `copy_type` is none (then it may be null).
   void (*adam)(const AdamScalars& scalars, float* p, float* m, float* v, const void* g, Element g_type, void* copy,
+               Element copy_type, std::int64_t count);
+
+  /// The same for the other optimizers. `b` may be null where momentum is 0; its first step does not read it.
+  void (*sgd)(const SgdScalars& scalars, float* p, float* b, const void* g, Element g_type, void* copy,
+              Element copy_type, std::int64_t count);
+  void (*adagrad)(const AdagradScalars& scalars, float* p, float* h, const void* g, Element g_type, void* copy,
+                  Element copy_type, std::int64_t count);
+  void (*lion)(const LionScalars& scalars, float* p, float* m, const void* g, Element g_type, void* copy,
                Element copy_type, std::int64_t count);
 
   /// target = widen(source): fp32 from any element type (f32: a copy).

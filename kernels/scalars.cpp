@@ -25,4 +25,33 @@ AdamScalars adam_scalars(double lr, double beta1, double beta2, double eps, doub
   return scalars;
 }
 
+SgdScalars sgd_scalars(double lr, double momentum, double dampening, double weight_decay, bool nesterov,
+                       std::int64_t step, float grad_factor) {
+  return {.grad_factor = grad_factor,
+          .lr = static_cast<float>(lr),
+          .mu = static_cast<float>(momentum),
+          .c = static_cast<float>(1 - dampening),
+          .l2 = static_cast<float>(weight_decay),
+          .first = step == 1,
+          .nesterov = nesterov};
+}
+
+AdagradScalars adagrad_scalars(double lr, double lr_decay, double eps, double weight_decay, std::int64_t step,
+                               float grad_factor) {
+  return {.grad_factor = grad_factor,
+          .clr = static_cast<float>(lr / (1 + static_cast<double>(step - 1) * lr_decay)),
+          .eps = static_cast<float>(eps),
+          .l2 = static_cast<float>(weight_decay)};
+}
+
+LionScalars lion_scalars(double lr, double beta1, double beta2, double weight_decay, float grad_factor) {
+  return {.grad_factor = grad_factor,
+          .beta1 = static_cast<float>(beta1),
+          .c1 = static_cast<float>(1 - beta1),
+          .beta2 = static_cast<float>(beta2),
+          .c2 = static_cast<float>(1 - beta2),
+          .lr = static_cast<float>(lr),
+          .k = static_cast<float>(1 - lr * weight_decay)};
+}
+
 }  // namespace spillway::kernels

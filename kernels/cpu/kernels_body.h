@@ -107,6 +107,22 @@ void adam(const AdamScalars& scalars, float* p, float* m, float* v, const void* 
   update<Adam>(scalars, g, g_type, copy, copy_type, count, p, m, v);
 }
 
+void sgd(const SgdScalars& scalars, float* p, float* b, const void* g, Element g_type, void* copy, Element copy_type,
+         std::int64_t count) {
+  if (scalars.mu == 0) return update<Sgd>(scalars, g, g_type, copy, copy_type, count, p);
+  update<SgdMomentum>(scalars, g, g_type, copy, copy_type, count, p, b);
+}
+
+void adagrad(const AdagradScalars& scalars, float* p, float* h, const void* g, Element g_type, void* copy,
+             Element copy_type, std::int64_t count) {
+  update<Adagrad>(scalars, g, g_type, copy, copy_type, count, p, h);
+}
+
+void lion(const LionScalars& scalars, float* p, float* m, const void* g, Element g_type, void* copy, Element copy_type,
+          std::int64_t count) {
+  update<Lion>(scalars, g, g_type, copy, copy_type, count, p, m);
+}
+
 // ---- norm ---------------------------------------------------------------------------------------
 
 constexpr int kLanes = 32;  // partial sums of a grain: lane j adds elements j, j + 32, j + 64, ... in that order
@@ -135,7 +151,7 @@ void grain_square_sums(double* sums, const float* values, std::int64_t count) {
 }
 
 constexpr CpuKernels make_kernels(const char* name) {
-  return {name, adam, widen, accumulate, narrow, grain_square_sums};
+  return {name, adam, sgd, adagrad, lion, widen, accumulate, narrow, grain_square_sums};
 }
 
 }  // namespace
