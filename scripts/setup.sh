@@ -42,7 +42,7 @@ is_present() {
   case $1 in
     command) command -v "$2" >/dev/null ;;
     python) pick_python >/dev/null ;;
-    header) command -v g++ >/dev/null && printf '#include <%s>\n' "$2" | g++ -std=c++20 -E -x c++ - >/dev/null 2>&1 ;;
+    header) command -v g++ >/dev/null && g++ -std=c++20 -E -x c++ - <<<"#include <$2>" >/dev/null 2>&1 ;;
   esac
 }
 
@@ -116,12 +116,12 @@ venv_is_complete() {
     venv_python_runs
     return
   fi
-  requirements "$1" | "$venv/bin/python" -c '
+  "$venv/bin/python" -c '
 import importlib, importlib.metadata as metadata, sys
 for line in sys.stdin.read().split():
     name, _, version = line.partition("==")
     importlib.import_module(name)
-    if version and metadata.version(name).split("+")[0] != version: sys.exit(1)' >/dev/null 2>&1 || return 1
+    if version and metadata.version(name).split("+")[0] != version: sys.exit(1)' <<<"$(requirements "$1")" >/dev/null 2>&1 || return 1
   requirements "$1" >"$marker"
 }
 

@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Configures with each optional part absent, asked for or misspelt, and as a part of another project.
+
+Usage: configure_test.py <cmake> <c++ compiler>
+"""
+
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SOURCE = pathlib.Path(__file__).resolve().parents[2]
+OFF = [f"-DSPILLWAY_{part}=OFF" for part in ("TORCH", "CUDA", "MPI", "IO_URING", "TESTS", "BENCHMARKS", "EXAMPLES")]
+CONSUMER = """cmake_minimum_required(VERSION 3.25)
+project(consumer LANGUAGES CXX)
+add_subdirectory({source} spillway)
+if(NOT TARGET spillway::core OR SPILLWAY_TESTS OR SPILLWAY_WERROR)
+  message(FATAL_ERROR "spillway::core is missing, or brings its tests or its own warnings along")
+endif()
+"""
+
+
+class Configure(unittest.TestCase):
+    cmake = compiler = ""
+
+    def configure(self, *options, source=SOURCE):
+        """Exit status and output of a configure run in an empty folder, all parts off unless asked."""
+        with tempfile.TemporaryDirectory() as build:
+            done = subprocess.run([self.cmake, "-G", "Ninja", "-S", str(source), "-B", build,
+                                   f"-DCMAKE_CXX_COMPILER={self.compiler}", *OFF, *options],
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        return done.returncode, " ".join(done.stdout.split())
+
+    def test_all_optional_parts_off(self):
+        status, output = self.configure()
+        self.assertEqual(status, 0, output)
+        for part in ("TORCH", "CUDA", "MPI", "IO_URING"):
+            self.assertIn(f"off (SPILLWAY_{part}=OFF)", output)
+
+    def test_a_part_that_is_missing_is_left_out_with_a_reason(self):
+        status, output = self.configure("-DSPILLWAY_CUDA=AUTO", "-DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON",
+                                        "-DSPILLWAY_IO_URING=AUTO", "-DCMAKE_IGNORE_PATH=/usr/include;/usr/local/include")
+        self.assertEqual(status, 0, output)
+        self.assertIn("CUDA: not found: devices are emulated", output)
+        self.assertIn("io_uring: not found: files are read and written by threads", output)
+
+    def test_a_part_that_is_asked_for_and_missing_stops_with_the_remedy(self):
+        status, output = self.configure("-DSPILLWAY_CUDA=ON", "-DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON")
+        self.assertNotEqual(status, 0)
+        self.assertIn("SPILLWAY_CUDA is ON but the CUDA toolkit (nvcc) was not found", output)
+        self.assertIn("SPILLWAY_CUDA to AUTO or OFF", output)
+
+    def test_liburing_from_a_folder_of_ones_own(self):
+        with tempfile.TemporaryDirectory() as prefix:
+            for name in ("include/liburing.h", "lib/liburing.so"):
+                path = pathlib.Path(prefix) / name
+                path.parent.mkdir(exist_ok=True)
+                path.write_text("", encoding="utf-8")
+            status, output = self.configure("-DSPILLWAY_IO_URING=ON", f"-DCMAKE_PREFIX_PATH={prefix}")
+        self.assertEqual(status, 0, output)
+        self.assertIn(f"io_uring: {prefix}/lib/liburing.so", output)
+
+    def test_a_value_that_is_none_is_named(self):
+        status, output = self.configure("-DSPILLWAY_MPI=YES")
+        self.assertNotEqual(status, 0)
+        self.assertIn('SPILLWAY_MPI is "YES": give AUTO', output)
+
+    def test_as_a_part_of_another_project(self):
+        with tempfile.TemporaryDirectory() as folder:
+            (pathlib.Path(folder) / "CMakeLists.txt").write_text(CONSUMER.format(source=SOURCE), encoding="utf-8")
+            status, output = self.configure("-USPILLWAY_TESTS", source=folder)
+        self.assertEqual(status, 0, output)
+
+
+if __name__ == "__main__":
+    Configure.compiler = sys.argv.pop(2)
+    Configure.cmake = sys.argv.pop(1)
+    unittest.main(verbosity=1)
