@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "spillway/core/dtype.h"
@@ -12,6 +13,7 @@
 namespace spillway {
 
 enum class ModelFamily { gpt2, llama, qwen2, mistral, qwen3 };
+/// The family's `model_type`: "gpt2", "llama", ...
 std::string_view to_string(ModelFamily family);
 
 enum class Activation { gelu, gelu_tanh, relu, silu };
@@ -24,13 +26,16 @@ struct RopeScaling {
   double low_freq_factor = 1.0;
   double high_freq_factor = 4.0;
   std::int64_t original_max_position = 0;
+
+  bool operator==(const RopeScaling&) const = default;
 };
 
 /// The shape of a decoder-only language model: what a Hugging Face `config.json` says and Spillway runs.
 ///
 /// A missing key means the family's default in transformers, which is not what null means. Every key that affects the
 /// forward pass is checked: an unknown or unsupported one is an error that names it; keys on a published list of
-/// harmless ones (names, versions, token numbers, inference caches) are ignored.
+/// harmless ones (names, versions, token numbers, inference caches; docs/formats.md) are ignored. Sizes are bounded so
+/// that no product of them, nor the bytes of all states, passes 63 bits.
 struct ModelConfig {
   ModelFamily family = ModelFamily::llama;
   std::int64_t vocabulary = 0;
@@ -44,7 +49,7 @@ struct ModelConfig {
   Activation activation = Activation::silu;
   double norm_eps = 1e-5;
   bool tied_head = false;
-  bool attention_bias = false;         // q, k, v (Llama: o too)
+  bool attention_bias = false;         // q, k, v
   bool attention_output_bias = false;  // o
   bool mlp_bias = false;
   bool qk_norm = false;  // Qwen3: RMS norm of each head's query and key
@@ -54,10 +59,12 @@ struct ModelConfig {
   std::vector<bool> layer_slides;              // one a layer where only some slide; empty: all alike
   double embedding_dropout = 0, attention_dropout = 0, residual_dropout = 0;
   double initializer_range = 0.02;
-  bool scale_attention = true;                   // GPT-2 scale_attn_weights
-  bool scale_attention_by_inverse_layer = false; // GPT-2 scale_attn_by_inverse_layer_idx
-  std::optional<DType> stored_dtype;  // torch_dtype / dtype, for information
-  std::optional<std::int64_t> eos_token;
+  bool scale_attention = true;                    // GPT-2 scale_attn_weights
+  bool scale_attention_by_inverse_layer = false;  // GPT-2 scale_attn_by_inverse_layer_idx
+  std::optional<DType> stored_dtype;              // torch_dtype / dtype, for information
+  std::optional<std::int64_t> eos_token;          // the first of a list; empty where it is not in the vocabulary
+  /// The row of the token embedding that gets no gradient from it (all but GPT-2, where pad_token_id is given).
+  std::optional<std::int64_t> padding_token;
 
   /// Reads the text of a config.json; `source` names it in messages. Throws: InvalidArgument naming the key, what it
   /// says and what is supported.
@@ -76,8 +83,8 @@ struct ParameterShape {
   std::int64_t numel() const;
 };
 
-/// All parameters in registration order (a tied head is not listed): what the model built from `config` registers, known
-/// without building it.
+/// All parameters in registration order (a tied head is not listed): what the model built from `config` registers,
+/// known without building it.
 std::vector<ParameterShape> parameter_shapes(const ModelConfig& config);
 
 }  // namespace spillway
