@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of scripts/prepare_data.py: the bytes it writes, and that a refusal leaves nothing behind."""
+import array
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "prepare_data.py"
+
+
+class PrepareData(unittest.TestCase):
+    def setUp(self):
+        self.temporary = tempfile.TemporaryDirectory()
+        self.folder = pathlib.Path(self.temporary.name)
+
+    def tearDown(self):
+        self.temporary.cleanup()
+
+    def write(self, name, content):
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        return path
+
+    def run_script(self, *arguments):
+        return subprocess.run([sys.executable, str(SCRIPT), *map(str, arguments)], capture_output=True, text=True,
+                              check=False)
+
+    def tokens(self, name, code="H"):
+        numbers = array.array(code)
+        numbers.frombytes((self.folder / name).read_bytes())
+        return list(numbers)
+
+    def expect_refusal(self, words, *arguments):
+        before = sorted(self.folder.iterdir())
+        result = self.run_script("--output", self.folder / "out.bin", *arguments)
+        self.assertNotEqual(result.returncode, 0)
+        self.assertNotIn("Traceback", result.stderr)
+        for word in words:
+            self.assertIn(word, result.stderr)
+        self.assertEqual(sorted(self.folder.iterdir()), before)
+
+    def expect_success(self, *arguments):
+        result = self.run_script(*arguments)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return result.stdout
+
+    def test_bytes_become_tokens_in_the_order_of_the_inputs(self):
+        b = self.write("b.txt", b"\x00\xffz")
+        a = self.write("a.txt", b"a")
+        out = self.expect_success("--output", self.folder / "out.bin", b, a)
+        self.assertEqual(self.tokens("out.bin"), [0, 255, 122, 97])
+        self.assertIn("4 tokens", out)
+        self.expect_success("--output", self.folder / "out.u32.bin", b, a)
+        self.assertEqual(self.tokens("out.u32.bin", "I"), [0, 255, 122, 97])
+
+    def test_folders_are_walked_in_order_and_by_suffix(self):
+        self.write("in/z.h", b"3")
+        self.write("in/b/y.hpp", b"2")
+        self.write("in/a.h", b"1")
+        self.write("in/skip.txt", b"x")
+        for suffixes in ([".h,.hpp"], [".h", ".hpp"]):
+            self.expect_success(self.folder / "in", "--output", self.folder / "out.bin", "--suffixes", *suffixes)
+            self.assertEqual(bytes(self.tokens("out.bin")), b"123")
+
+    def test_json_lines_are_documents_with_separators(self):
+        lines = self.write("a.jsonl", '{"text":"\u00e9"}\n\n{"text":"b","other":1}\n'.encode())
+        self.expect_success("--output", self.folder / "out.bin", "--separator", 256, lines)
+        self.assertEqual(self.tokens("out.bin"), [0xc3, 0xa9, 256, 98, 256])
+
+    def test_the_tail_is_held_back(self):
+        text = self.write("t.txt", bytes(range(100)))
+        self.expect_success("--output", self.folder / "out.bin", "--validation-fraction", 0.25, text)
+        self.assertEqual(self.tokens("out.bin"), list(range(75)))
+        self.assertEqual(self.tokens("out.validation.bin"), list(range(75, 100)))
+        self.assertEqual(len(list(self.folder.iterdir())), 3)
+
+    def test_an_earlier_output_survives_a_refusal(self):
+        text = self.write("t.txt", b"abc")
+        self.expect_success("--output", self.folder / "out.bin", text)
+        self.expect_refusal(["line 1"], text, self.write("bad.jsonl", b"{"))
+        self.assertEqual(bytes(self.tokens("out.bin")), b"abc")
+
+    def test_refusals_say_what_is_wrong(self):
+        text = self.write("t.txt", b"abc")
+        empty = self.write("e.txt", b"")
+        (self.folder / "folder").mkdir()
+        self.expect_refusal(["missing.txt", "no such file"], self.folder / "missing.txt")
+        self.expect_refusal(["is a folder", "--suffixes"], self.folder / "folder")
+        self.expect_refusal(["no file ends in .h"], self.folder / "folder", "--suffixes", ".h")
+        self.expect_refusal(["no text"], empty)
+        self.expect_refusal(["70000", ".u32.bin"], text, "--separator", 70000)
+        self.expect_refusal(["too few"], text, "--validation-fraction", 0.5)
+        self.expect_refusal(["below 1"], text, "--validation-fraction", 1)
+        self.expect_refusal(["not be negative"], text, "--separator", -1)
+        self.expect_refusal(["line 1", "\"text\""], self.write("a.jsonl", b'{"body":"x"}'))
+        self.expect_refusal(["line 2", "not a string"], self.write("b.jsonl", b'{"text":"x"}\n{"text":5}'))
+        self.expect_refusal(["line 1"], self.write("c.jsonl", b"[1]"))
+        self.expect_refusal(["tokenizer"], text, "--tokenizer", self.folder / "none.json")
+
+    def test_an_output_of_another_name_or_place_is_refused(self):
+        text = self.write("t.txt", b"abc")
+        for output, words in (("out.txt", ".bin"), ("none/out.bin", "no such folder")):
+            result = self.run_script("--output", self.folder / output, text)
+            self.assertNotEqual(result.returncode, 0)
+            self.assertIn(words, result.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
