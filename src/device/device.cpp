@@ -3,6 +3,8 @@
 
 namespace spillway {
 
-std::string_view to_string(DeviceKind kind) { return kind == DeviceKind::cuda ? "cuda" : "emulated"; }
+std::string_view to_string(DeviceKind kind) {
+  return kind == DeviceKind::cuda ? "cuda" : "emulated";
+}
 
 }  // namespace spillway

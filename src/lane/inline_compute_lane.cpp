@@ -8,7 +8,10 @@ namespace {
 class InlineComputeLane final : public ComputeLane {
  public:
   InlineComputeLane(double flops_rate, LaneContext context)
-      : ComputeLane("compute"), flops_rate_(flops_rate), runner_(name(), {}, std::move(context)), last_mark_(Trace::now()) {}
+      : ComputeLane("compute"),
+        flops_rate_(flops_rate),
+        runner_(name(), {}, std::move(context)),
+        last_mark_(Trace::now()) {}
 
   Ticket submit(Op op) override {
     TicketPromise promise;

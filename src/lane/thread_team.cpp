@@ -67,7 +67,9 @@ ThreadTeam::~ThreadTeam() {
   for (std::thread& worker : impl_->workers) worker.join();
 }
 
-int ThreadTeam::threads() const { return impl_->threads(); }
+int ThreadTeam::threads() const {
+  return impl_->threads();
+}
 
 void ThreadTeam::parallel_for(std::int64_t count, const std::function<void(std::int64_t, std::int64_t)>& body) {
   {

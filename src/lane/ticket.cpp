@@ -43,8 +43,12 @@ Ticket TicketPromise::ticket() const {
   return ticket;
 }
 
-void TicketPromise::complete() { state_->finish(nullptr); }
+void TicketPromise::complete() {
+  state_->finish(nullptr);
+}
 
-void TicketPromise::fail(std::exception_ptr error) { state_->finish(std::move(error)); }
+void TicketPromise::fail(std::exception_ptr error) {
+  state_->finish(std::move(error));
+}
 
 }  // namespace spillway

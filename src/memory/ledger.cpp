@@ -61,10 +61,11 @@ void MemoryLedger::charge(MemoryUse use, Bytes bytes) {
   const std::scoped_lock lock(mutex_);
   if (limited() && bytes > capacity_ - total_) {
     const Bytes left = capacity_ - total_;
-    throw OutOfMemory(fmt::format("out of {} memory: {} asked for {}, but {} of {} are left (in use: {}); {} are missing",
-                                  to_string(tier_), to_string(bytes), to_string(use), to_string(left),
-                                  to_string(capacity_), to_string(used_), to_string(bytes - left)),
-                      bytes.value, (bytes - left).value);
+    throw OutOfMemory(
+        fmt::format("out of {} memory: {} asked for {}, but {} of {} are left (in use: {}); {} are missing",
+                    to_string(tier_), to_string(bytes), to_string(use), to_string(left), to_string(capacity_),
+                    to_string(used_), to_string(bytes - left)),
+        bytes.value, (bytes - left).value);
   }
   used_[use] += bytes;
   total_ += bytes;

@@ -19,8 +19,9 @@ class HostArena final : public Arena {
     if (size_ == 0) return;
     void* region = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (region == MAP_FAILED) {
-      throw OutOfMemory(fmt::format("the system has no {} of host memory left: {}", to_string(size), std::strerror(errno)),
-                        size.value, size.value);
+      throw OutOfMemory(
+          fmt::format("the system has no {} of host memory left: {}", to_string(size), std::strerror(errno)),
+          size.value, size.value);
     }
     base_ = static_cast<std::byte*>(region);
     madvise(region, size_, MADV_HUGEPAGE);  // advice only: without huge pages it is merely slower
@@ -44,7 +45,9 @@ View View::slice(Bytes offset, Bytes count) const {
   return {data == nullptr ? nullptr : data + offset.value, count, tier};
 }
 
-std::unique_ptr<Arena> make_host_arena(Bytes size) { return std::make_unique<HostArena>(size); }
+std::unique_ptr<Arena> make_host_arena(Bytes size) {
+  return std::make_unique<HostArena>(size);
+}
 
 Bytes Pool::padded(Bytes bytes) {
   return {(bytes.value + kAlignment.value - 1) / kAlignment.value * kAlignment.value};
@@ -71,6 +74,8 @@ View Pool::allocate(Bytes bytes, MemoryUse use) {
   return view;
 }
 
-Tier Pool::tier() const { return ledger_.tier(); }
+Tier Pool::tier() const {
+  return ledger_.tier();
+}
 
 }  // namespace spillway

@@ -24,12 +24,12 @@ enum class OpKind : unsigned char {
 
 /// What a lane runs.
 struct Op {
-  const char* name = "";     // a literal: shown in traces
-  std::int64_t index = -1;   // the chunk or block it concerns; below zero: none
+  const char* name = "";    // a literal: shown in traces
+  std::int64_t index = -1;  // the chunk or block it concerns; below zero: none
   OpKind kind = OpKind::compute;
   double amount = 0;
-  std::vector<Ticket> after;                // the op starts when these are done
-  std::function<void(StreamRef)> body;      // real lanes only; the stream is empty except on CUDA lanes
+  std::vector<Ticket> after;            // the op starts when these are done
+  std::function<void(StreamRef)> body;  // real lanes only; the stream is empty except on CUDA lanes
 };
 
 /// Called around every op with the lane's and the op's name; sleeping in it stretches the op. For tests of races.

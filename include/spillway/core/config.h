@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "spillway/core/dtype.h"
+#include "spillway/core/units.h"
+
+namespace spillway {
+
+enum class OptimizerKind { adamw, adam };
+std::string_view to_string(OptimizerKind kind);
+
+/// The numbers of one optimizer step that users set. Names and meanings as in PyTorch.
+struct Hyperparameters {
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0.01;
+  bool operator==(const Hyperparameters&) const = default;
+};
+
+/// Parameters with hyperparameters of their own. A parameter belongs to the first group that it matches; those that
+/// match none have the optimizer's own values.
+struct GroupConfig {
+  std::string match = "*";               // parameter names; * stands for any run of characters, ? for one
+  std::optional<std::int64_t> max_dims;  // only parameters of at most this many dimensions
+  std::optional<double> lr, beta1, beta2, eps, weight_decay;
+};
+
+/// The learning rate of update number u (from 0): the optimizer's rate times a factor. During warm-up the factor is
+/// (u + 1) / warmup_steps; then constant, or falling to `final_factor` at total_steps on a line or half a cosine.
+struct LrScheduleConfig {
+  enum class Kind { constant, linear, cosine };
+  Kind kind = Kind::constant;
+  std::int64_t warmup_steps = 0;
+  std::int64_t total_steps = 0;  // linear and cosine only
+  double final_factor = 0;
+};
+
+/// The device, and for the emulated one what it imitates.
+struct DeviceConfig {
+  enum class Kind { emulated, cuda };
+  Kind kind = Kind::emulated;
+  int ordinal = 0;
+  std::optional<Bytes> memory;    // capacity; none: all there is
+  double upload_bandwidth = 0;    // bytes a second, host to device; 0: as fast as memory
+  double download_bandwidth = 0;  // device to host
+  Seconds latency;                // of each copy
+  double compute_rate = 0;        // operations a second; 0: as fast as the processor
+};
+
+/// Everything an engine is told. Every field has a default that works.
+struct Config {
+  std::string schedule = "zero_offload";
+  DeviceConfig device;
+  DType precision = DType::f32;
+
+  OptimizerKind optimizer = OptimizerKind::adamw;
+  Hyperparameters hyperparameters;
+  std::vector<GroupConfig> groups;
+  LrScheduleConfig lr_schedule;
+
+  double clip_norm = 0;           // limit of the global gradient norm; 0: none
+  std::int64_t accumulation = 0;  // micro-batches a step, where backward() is not told which is the last; 0: unknown
+
+  std::int64_t chunk_elements = 0;   // rounded up to grains of 1024; 0: chosen from the model's size
+  std::int64_t staging_slots = 3;    // chunks in flight each way
+  int threads = 0;                   // of the CPU optimizer; 0: half the cores this process may use
+  std::optional<Bytes> host_memory;  // the most that pinned memory may take; none: no limit
+
+  /// The hyperparameters of group 0 (the optimizer's own) and of each entry of `groups`.
+  std::vector<Hyperparameters> group_hyperparameters() const;
+
+  /// Reads Spillway's own JSON; keys as the fields above, nested as in docs/architecture.md. Unknown keys, wrong types
+  /// and impossible values are refused. Throws: InvalidArgument naming the key, and the nearest known one.
+  static Config parse(const std::string& json, const std::string& source);
+  /// Throws: FileError when the file cannot be read; else as parse.
+  static Config load(const std::filesystem::path& file);
+  /// Checks values that no run could use. Throws: InvalidArgument naming the field.
+  void validate() const;
+};
+
+}  // namespace spillway

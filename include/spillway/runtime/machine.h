@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+
+#include "spillway/core/config.h"
+#include "spillway/core/trace.h"
+#include "spillway/lane/lane.h"
+#include "spillway/lane/thread_team.h"
+#include "spillway/memory/ledger.h"
+#include "spillway/memory/pool.h"
+
+namespace spillway {
+
+/// What a machine is made from.
+struct MachineOptions {
+  DeviceConfig device;
+  std::optional<Bytes> host_memory;  // the most that the pinned tier may take
+  int threads = 1;                   // of the CPU optimizer
+  std::int64_t trace_events = 0;     // kept for a timeline; 0: totals only
+  OpDelay delay;                     // called around every op, for tests of races; may be empty
+};
+
+/// The one thing that knows what is real: it makes pools and lanes.
+/// Owns: its lanes, ledgers and trace. Threads: one at a time, but for what its parts say.
+class Machine {
+ public:
+  virtual ~Machine() = default;
+
+  virtual DeviceKind kind() const = 0;
+  virtual ComputeLane& compute() = 0;
+  virtual Lane& upload() = 0;    // host to device
+  virtual Lane& download() = 0;  // device to host
+  virtual Lane& cpu() = 0;       // the CPU optimizer
+  /// The team of the cpu lane: used inside its ops only.
+  virtual ThreadTeam& cpu_team() = 0;
+  /// The team that does the work of device kernels on the emulated device: used inside compute ops only.
+  virtual ThreadTeam& device_team() = 0;
+
+  /// Shared, since memory that a framework keeps may outlive the machine.
+  virtual std::shared_ptr<MemoryLedger> ledger(Tier tier) = 0;
+  virtual std::unique_ptr<Pool> make_pool(Tier tier, Bytes size) = 0;
+  virtual Trace& trace() = 0;
+};
+
+/// A device imitated in ordinary memory: capacity enforced, copies asynchronous and full duplex, asleep for the link's
+/// time. Throws: InvalidArgument for impossible options.
+std::unique_ptr<Machine> make_emulated_machine(MachineOptions options);
+
+/// Cores this process may use: its affinity, and a container's CPU limit. At least one.
+int available_cores();
+
+}  // namespace spillway

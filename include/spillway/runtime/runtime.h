@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "spillway/core/config.h"
+#include "spillway/lane/ticket.h"
+#include "spillway/runtime/machine.h"
+#include "spillway/state/chunk_store.h"
+#include "spillway/state/layout.h"
+
+namespace spillway {
+
+/// A parameter's gradient as LibTorch left it: contiguous, in the working type, readable in compute order until the
+/// call it is passed to returns.
+struct Gradient {
+  std::int64_t parameter = 0;
+  const std::byte* data = nullptr;
+};
+
+/// A staging slot and the ticket of the op that last needed its contents.
+struct Slot {
+  View view;
+  Ticket free;
+};
+
+/// Slots given out in turn. The next one is always the one used longest ago, so that the order of ops never depends on
+/// time.
+class SlotRing {
+ public:
+  explicit SlotRing(const std::vector<StagingSlot>& slots);
+  std::size_t size() const { return slots_.size(); }
+  /// The slot whose turn it is. Its contents may be overwritten after its `free` ticket.
+  Slot& next();
+
+ private:
+  std::vector<Slot> slots_;
+  std::size_t turn_ = 0;
+};
+
+/// The squared L2 norm of the accumulated gradients, as they came (before any factor).
+struct GradientNorm {
+  double squared = 0;
+  bool finite = true;
+};
+
+/// What one optimizer step uses beyond the state itself.
+struct StepScale {
+  float grad_factor = 1;  // one fp32 number applied to every gradient on load
+};
+
+/// The verbs that schedules are written in, and the state they act on.
+///
+/// Each verb makes the body of an op and submits it to the lane that placement chooses; it returns the op's ticket and
+/// never waits for it unless its name or contract says so. Verbs also keep the books that order alone decides: which
+/// parameters have a gradient in this step, how often each was updated, which upload each chunk waits for.
+/// Threads: one at a time (engine calls and the hooks inside them).
+class Runtime {
+ public:
+  /// `hyperparameters`: one a group of the layout. `machine` and `layout` must outlive the runtime.
+  Runtime(Machine& machine, const Layout& layout, StateSpec spec, OptimizerKind optimizer,
+          std::vector<Hyperparameters> hyperparameters);
+  ~Runtime();
+
+  Machine& machine() { return machine_; }
+  const Layout& layout() const { return layout_; }
+  const ChunkStore& store() const { return *store_; }
+  std::vector<Hyperparameters>& hyperparameters() { return hyperparameters_; }
+  SlotRing& device_slots() { return device_slots_; }
+  SlotRing& pinned_slots() { return pinned_slots_; }
+
+  // ---- gradients --------------------------------------------------------------------------------------------------
+  /// Compute: copies the segment's part of a gradient into a chunk's device slot, once the slot is free.
+  [[nodiscard]] Ticket stage(const Segment& segment, const Gradient& gradient, Slot& slot);
+  /// Download: copies `segments` of one chunk from its device slot to a pinned slot, after `staged`; frees the device
+  /// slot.
+  [[nodiscard]] Ticket copy_down(std::span<const Segment* const> segments, Slot& device, Slot& pinned, Ticket staged);
+  /// Adds `segments` of one chunk, which stand in a pinned slot since `arrived`, to the accumulated gradients on the
+  /// cpu lane (the first of a step replaces what was there); frees the pinned slot.
+  [[nodiscard]] Ticket accumulate(std::span<const Segment* const> segments, Slot& pinned, Ticket arrived);
+  /// The same on the compute lane, straight from LibTorch's gradient, for chunks whose gradients stay on the device.
+  [[nodiscard]] Ticket accumulate(const Segment& segment, const Gradient& gradient);
+  /// Adds the segments' final gradients to the norm, on the lane where they lie. Later gradients make them pending
+  /// again.
+  [[nodiscard]] Ticket norm(std::span<const Segment* const> segments);
+  /// Submits norm() for every segment with a gradient that has not been counted since it last changed, then waits.
+  /// Blocks: until all gradients are accumulated and counted. Throws: the error of a failed op.
+  GradientNorm wait_norm();
+  /// Whether the parameter has had a gradient in this step.
+  bool has_gradient(std::int64_t parameter) const;
+  bool has_gradient_in_chunk(std::int64_t chunk) const;
+  /// Forgets this step's gradients. Blocks: until the ops that use them are done.
+  void wait_discard_gradients() noexcept;
+  /// "layer3.w (2 NaN, 1 infinite of 4096)" for the first `most` parameters whose gradients are not finite. Reads
+  /// memory: meant for the message of a skipped step.
+  std::vector<std::string> describe_non_finite(std::size_t most);
+
+  // ---- update -----------------------------------------------------------------------------------------------------
+  /// Counts one more update for each parameter with a gradient: once a step, before its update() calls.
+  void begin_update();
+  /// The optimizer step of a chunk's segments with a gradient, on the lane of its masters.
+  [[nodiscard]] Ticket update(std::int64_t chunk, StepScale scale);
+  /// Upload: brings a chunk's updated working parameters to the device, after `updated` and all compute so far; what
+  /// wait_parameters waits for. Nothing to do where the masters are on the device.
+  [[nodiscard]] Ticket copy_up(std::int64_t chunk, Ticket updated);
+  /// Ends the step: gradients are spent.
+  void end_update();
+
+  // ---- parameters -------------------------------------------------------------------------------------------------
+  /// Compute given after this call sees the newest values of the chunk. Blocks: as ComputeLane::wait.
+  void wait_parameters(std::int64_t chunk);
+  /// For all chunks; and on the host too: after it, device memory may be read. Blocks: until all lanes have nothing
+  /// left that touches parameters, masters or optimizer states.
+  void wait_all();
+  /// Copies the parameter's working values into its fp32 masters, where these are apart. Blocks: as wait_all.
+  void load_masters(std::int64_t parameter);
+  std::int64_t updates(std::int64_t parameter) const {
+    return parameters_[static_cast<std::size_t>(parameter)].updates;
+  }
+
+ private:
+  struct ParameterState {
+    std::int64_t updates = 0;
+    bool has_gradient = false;
+  };
+  struct SegmentState {
+    bool accumulated = false;  // has a gradient of this step
+    bool counted = false;      // is in the norm
+  };
+  struct Impl;
+
+  bool on_device(Tier tier) const { return tier == Tier::device; }
+  Lane& lane_of(Tier tier);
+  std::int64_t index_of(const Segment& segment) const { return &segment - layout_.segments().data(); }
+  /// Marks a segment as having a gradient; returns whether it is the step's first.
+  bool note_gradient(const Segment& segment);
+
+  Machine& machine_;
+  const Layout& layout_;
+  const OptimizerKind optimizer_;
+  std::vector<Hyperparameters> hyperparameters_;
+  std::unique_ptr<ChunkStore> store_;
+  SlotRing device_slots_, pinned_slots_;
+  std::vector<ParameterState> parameters_;
+  std::vector<SegmentState> segments_;
+  std::vector<Ticket> uploads_;       // a chunk's newest copy_up
+  std::vector<Ticket> updates_;       // a chunk's newest update
+  std::vector<Ticket> gradient_ops_;  // a chunk's newest accumulate or norm
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace spillway

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <fstream>
+#include <string>
+
+#include "spillway/core/error.h"
+#include "spillway/runtime/machine.h"
+
+namespace spillway {
+namespace {
+
+void check_device(const DeviceConfig& device) {
+  require(device.kind == DeviceConfig::Kind::emulated, "the emulated machine was asked for another device");
+  if (device.memory) {
+    require(device.memory->value > 0,
+            fmt::format("device memory of {} bytes was asked for; expected more than zero", device.memory->value));
+  }
+  for (double rate : {device.upload_bandwidth, device.download_bandwidth, device.latency.value, device.compute_rate}) {
+    require(std::isfinite(rate) && rate >= 0,
+            "bandwidths, latency and compute rate of the device must be finite and not negative");
+  }
+}
+
+class EmulatedMachine final : public Machine {
+ public:
+  explicit EmulatedMachine(const MachineOptions& options)
+      : trace_({true, options.trace_events, 0}),
+        ledgers_{std::make_shared<MemoryLedger>(Tier::device, options.device.memory.value_or(Bytes{-1})),
+                 std::make_shared<MemoryLedger>(Tier::pinned, options.host_memory.value_or(Bytes{-1})),
+                 std::make_shared<MemoryLedger>(Tier::host, Bytes{-1})},
+        cpu_team_(options.threads),
+        device_team_(options.threads),
+        compute_(make_inline_compute_lane(options.device.compute_rate, context(options))),
+        download_(
+            make_thread_lane("d2h", {options.device.download_bandwidth, options.device.latency}, context(options))),
+        cpu_(make_thread_lane("cpu", {}, context(options))),
+        upload_(make_thread_lane("h2d", {options.device.upload_bandwidth, options.device.latency}, context(options))) {}
+
+  DeviceKind kind() const override { return DeviceKind::emulated; }
+  ComputeLane& compute() override { return *compute_; }
+  Lane& upload() override { return *upload_; }
+  Lane& download() override { return *download_; }
+  Lane& cpu() override { return *cpu_; }
+  ThreadTeam& cpu_team() override { return cpu_team_; }
+  ThreadTeam& device_team() override { return device_team_; }
+  Trace& trace() override { return trace_; }
+
+  std::shared_ptr<MemoryLedger> ledger(Tier tier) override {
+    require(tier != Tier::file, "the emulated machine has no file tier");
+    return ledgers_[static_cast<std::size_t>(tier)];
+  }
+  std::unique_ptr<Pool> make_pool(Tier tier, Bytes size) override {
+    return std::make_unique<Pool>(*ledger(tier), make_host_arena(size), size);
+  }
+
+ private:
+  LaneContext context(const MachineOptions& options) { return {&trace_, options.delay}; }
+
+  Trace trace_;
+  std::array<std::shared_ptr<MemoryLedger>, 3> ledgers_;
+  ThreadTeam cpu_team_, device_team_;
+  std::unique_ptr<ComputeLane> compute_;
+  // Destroyed in reverse order, each running what it was given: an upload may wait for the cpu lane, that for a
+  // download, so those that wait go first.
+  std::unique_ptr<Lane> download_, cpu_, upload_;
+};
+
+// cgroup v2's "max 100000" or "150000 100000": quota and period in microseconds. Zero where there is no limit.
+int cgroup_cores() {
+  std::ifstream file("/sys/fs/cgroup/cpu.max");
+  std::string quota;
+  double period = 0;
+  if (!(file >> quota >> period) || quota == "max" || period <= 0) return 0;
+  try {
+    return std::max(1, static_cast<int>(std::stod(quota) / period));
+  } catch (const std::exception&) {
+    return 0;
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Machine> make_emulated_machine(MachineOptions options) {
+  check_device(options.device);
+  require(options.threads >= 1,
+          fmt::format("{} optimizer threads were asked for; expected at least 1", options.threads));
+  return std::make_unique<EmulatedMachine>(options);
+}
+
+int available_cores() {
+  cpu_set_t set;
+  int cores = 1;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) cores = std::max(1, CPU_COUNT(&set));
+  const int limit = cgroup_cores();
+  return limit > 0 ? std::min(cores, limit) : cores;
+}
+
+}  // namespace spillway

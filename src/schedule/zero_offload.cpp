@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <deque>
+#include <vector>
+
+#include "schedule/makers.h"
+
+namespace spillway {
+namespace {
+
+/// Source: ZeRO-Offload (Ren et al., USENIX ATC 2021, arXiv 2101.06840), section 4.
+///
+/// Working parameters stay on the device; masters, optimizer states and accumulated gradients lie in pinned memory.
+///
+///   backward   LibTorch's gradient -> device slot -> (d2h) pinned slot -> (cpu) accumulated; a chunk leaves as soon as
+///              its last gradient is there, while backward goes on
+///   step       the norm of all gradients decides; then per chunk (cpu) update -> (h2d) working parameters, in the
+///              order of the next forward, which starts as soon as its first blocks have arrived
+///
+/// Link traffic a step and trained parameter: one gradient down a micro-batch, one working parameter up. The paper sums
+/// micro-batches on the device; here they are summed in fp32 on the host, which keeps the device free of gradients.
+class ZeroOffload final : public Schedule {
+ public:
+  explicit ZeroOffload(Runtime& runtime) : runtime_(runtime) {}
+
+  void begin_backward(bool last) override { last_ = last; }
+
+  void gradient_ready(const Gradient& gradient) override {
+    for (const Segment& segment : runtime_.layout().parameter_segments(gradient.parameter)) {
+      OpenChunk& open = open_chunk(segment.chunk);
+      open.staged = runtime_.stage(segment, gradient, *open.slot);
+      open.segments.push_back(&segment);
+      if (open.segments.size() == runtime_.layout().chunk_segments(segment.chunk).size()) send(segment.chunk);
+    }
+  }
+
+  /// Chunks with a parameter that had no gradient this time are still open.
+  void end_backward() override {
+    while (!open_.empty()) send(open_.front().chunk);
+  }
+
+  void abandon_backward() noexcept override { open_.clear(); }
+
+  StepDecision step(const StepRequest& request) override {
+    const StepDecision decision = decide(runtime_.wait_norm(), request);
+    if (!decision.finite) return decision;
+    runtime_.begin_update();
+    for (std::int64_t chunk = 0; chunk < static_cast<std::int64_t>(runtime_.layout().chunks().size()); ++chunk) {
+      if (!runtime_.has_gradient_in_chunk(chunk)) continue;
+      static_cast<void>(runtime_.copy_up(chunk, runtime_.update(chunk, decision.scale)));
+    }
+    runtime_.end_update();
+    return decision;
+  }
+
+ private:
+  /// A chunk that collects gradients in a device slot.
+  struct OpenChunk {
+    std::int64_t chunk = 0;
+    Slot* slot = nullptr;
+    Ticket staged;
+    std::vector<const Segment*> segments;
+  };
+
+  OpenChunk& open_chunk(std::int64_t chunk) {
+    const auto found =
+        std::find_if(open_.begin(), open_.end(), [&](const OpenChunk& open) { return open.chunk == chunk; });
+    if (found != open_.end()) return *found;
+    // Every slot may be collecting when gradients come in another order than parameters: then the chunk opened first
+    // leaves with what it has, and its remaining gradients follow on their own.
+    if (open_.size() == runtime_.device_slots().size()) send(open_.front().chunk);
+    Slot* slot = &next_free_slot();
+    return open_.emplace_back(OpenChunk{chunk, slot, {}, {}});
+  }
+
+  /// The next slot in turn that no open chunk holds. Its former contents may still be on their way: stage() waits.
+  Slot& next_free_slot() {
+    while (true) {
+      Slot& slot = runtime_.device_slots().next();
+      if (std::none_of(open_.begin(), open_.end(), [&](const OpenChunk& open) { return open.slot == &slot; }))
+        return slot;
+    }
+  }
+
+  void send(std::int64_t chunk) {
+    const auto open = std::find_if(open_.begin(), open_.end(), [&](const OpenChunk& o) { return o.chunk == chunk; });
+    Slot& pinned = runtime_.pinned_slots().next();
+    const Ticket arrived = runtime_.copy_down(open->segments, *open->slot, pinned, open->staged);
+    static_cast<void>(runtime_.accumulate(open->segments, pinned, arrived));
+    if (last_) static_cast<void>(runtime_.norm(open->segments));  // overlaps with what is left of backward
+    open_.erase(open);
+  }
+
+  Runtime& runtime_;
+  bool last_ = false;
+  std::deque<OpenChunk> open_;  // in the order of opening
+};
+
+}  // namespace
+
+std::unique_ptr<Schedule> make_zero_offload(Runtime& runtime) {
+  return std::make_unique<ZeroOffload>(runtime);
+}
+
+}  // namespace spillway

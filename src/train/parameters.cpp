@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/parameters.h"
+
+#include <fmt/format.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <cstring>
+#include <unordered_map>
+
+#include "models/scalar_type.h"
+#include "spillway/core/error.h"
+#include "spillway/train/device_scope.h"
+
+namespace spillway {
+namespace {
+
+void check_parameter(const std::string& name, const torch::Tensor& tensor, DType precision) {
+  require(tensor.defined(), fmt::format("parameter {} is undefined", name));
+  require(tensor.layout() == torch::kStrided, fmt::format("parameter {} is sparse; expected a dense tensor", name));
+  require(tensor.device().is_cpu(),
+          fmt::format("parameter {} is on {}; make the module on the CPU, the engine moves it", name,
+                      tensor.device().str()));
+  require(tensor.scalar_type() == to_scalar_type(precision),
+          fmt::format("parameter {} is {}, but the configured precision is {}: convert the module, or set precision",
+                      name, c10::toString(tensor.scalar_type()), to_string(precision)));
+  require(
+      torch::autograd::impl::post_acc_grad_hooks(tensor) == nullptr,
+      fmt::format("parameter {} already has a hook after its gradient: is another engine using this module?", name));
+}
+
+int group_of(const std::string& name, const torch::Tensor& tensor, const Config& config) {
+  for (std::size_t i = 0; i < config.groups.size(); ++i) {
+    const GroupConfig& group = config.groups[i];
+    if (group.max_dims && tensor.dim() > *group.max_dims) continue;
+    if (matches(group.match, name)) return static_cast<int>(i) + 1;
+  }
+  return 0;
+}
+
+// A parameter that is a part of a larger storage, or not contiguous, gets a storage of its own.
+void own_storage(torch::Tensor& tensor) {
+  const auto bytes = static_cast<std::size_t>(tensor.numel()) * tensor.element_size();
+  if (tensor.is_contiguous() && tensor.storage_offset() == 0 && tensor.storage().nbytes() == bytes) return;
+  const torch::NoGradGuard no_grad;
+  tensor.set_data(tensor.detach().clone(torch::MemoryFormat::Contiguous));
+}
+
+}  // namespace
+
+bool matches(std::string_view pattern, std::string_view text) {
+  // Greedy with one point to go back to: the last star and where its run ends so far.
+  std::size_t p = 0, t = 0, star = std::string_view::npos, run = 0;
+  while (t < text.size()) {
+    if (p < pattern.size() && pattern[p] == '*') {
+      star = p++;
+      run = t;
+    } else if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == text[t])) {
+      ++p;
+      ++t;
+    } else if (star != std::string_view::npos) {
+      p = star + 1;
+      t = ++run;
+    } else {
+      return false;
+    }
+  }
+  while (p < pattern.size() && pattern[p] == '*') ++p;
+  return p == pattern.size();
+}
+
+std::vector<ModelParameter> collect_parameters(const torch::nn::Module& model, const Config& config) {
+  std::vector<ModelParameter> out;
+  std::unordered_map<const void*, std::string> tensors, storages;
+  for (const auto& entry : model.named_parameters()) {
+    torch::Tensor tensor = entry.value();
+    check_parameter(entry.key(), tensor, config.precision);
+    if (!tensors.emplace(tensor.unsafeGetTensorImpl(), entry.key()).second) continue;
+    const auto [owner, fresh] = storages.emplace(tensor.storage().unsafeGetStorageImpl(), entry.key());
+    require(fresh,
+            fmt::format(
+                "parameters {} and {} share memory without being the same tensor; register one tensor twice instead",
+                owner->second, entry.key()));
+    own_storage(tensor);
+    storages.emplace(tensor.storage().unsafeGetStorageImpl(), entry.key());
+    out.push_back({entry.key(), tensor, group_of(entry.key(), tensor, config), tensor.requires_grad()});
+  }
+  return out;
+}
+
+void move_to(const torch::Tensor& parameter, const View& target) {
+  if (parameter.numel() == 0) return;
+  std::memcpy(target.data, parameter.const_data_ptr(), parameter.nbytes());
+  parameter.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(
+      {target.data, target.data, [](void*) {}, c10::Device(c10::kCPU)});
+}
+
+void move_to_ordinary_memory(const torch::Tensor& parameter) {
+  if (parameter.numel() == 0) return;
+  const HostScope host;
+  c10::DataPtr memory = c10::GetAllocator(c10::kCPU)->allocate(parameter.nbytes());
+  std::memcpy(memory.get(), parameter.const_data_ptr(), parameter.nbytes());
+  parameter.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(memory));
+}
+
+}  // namespace spillway
