@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "formats/file_kind.h"
+#include "formats/strict_json.h"
 #include "spillway/core/error.h"
 
 namespace spillway {
@@ -47,19 +48,19 @@ std::size_t checked_length(const std::filesystem::path& file, std::span<const st
 
 void check_size(const std::filesystem::path& file, const TensorEntry& tensor) {
   if (tensor.end < tensor.begin) {
-    throw FileError(fmt::format("{}: tensor \"{}\" ends at byte {}, before its start {}", file.string(), tensor.name,
-                                tensor.end, tensor.begin));
+    throw FileError(fmt::format("{}: tensor {} ends at byte {}, before its start {}", file.string(),
+                                in_quotes(tensor.name), tensor.end, tensor.begin));
   }
   const std::int64_t element = tensor.dtype ? size_of(*tensor.dtype) : 1;
   const auto numel = checked_numel(tensor.shape, element);
   if (!numel) {
-    throw FileError(fmt::format("{}: tensor \"{}\" has shape [{}], whose size passes 63 bits", file.string(),
-                                tensor.name, fmt::join(tensor.shape, ", ")));
+    throw FileError(fmt::format("{}: tensor {} has shape [{}], whose size passes 63 bits", file.string(),
+                                in_quotes(tensor.name), fmt::join(tensor.shape, ", ")));
   }
   const std::uint64_t there = tensor.end - tensor.begin;
   if (tensor.dtype && there != static_cast<std::uint64_t>(*numel * element)) {
-    throw FileError(fmt::format("{}: tensor \"{}\" of type {} and shape [{}] needs {} bytes, its data_offsets give {}",
-                                file.string(), tensor.name, tensor.dtype_word, fmt::join(tensor.shape, ", "),
+    throw FileError(fmt::format("{}: tensor {} of type {} and shape [{}] needs {} bytes, its data_offsets give {}",
+                                file.string(), in_quotes(tensor.name), tensor.dtype_word, fmt::join(tensor.shape, ", "),
                                 *numel * element, there));
   }
 }
@@ -70,8 +71,8 @@ void check_layout(const std::filesystem::path& file, const SafetensorsHeader& he
   for (const TensorEntry& tensor : header.tensors) {
     check_size(file, tensor);
     if (tensor.begin != at) {
-      throw FileError(fmt::format("{}: tensor \"{}\" starts at byte {} of the data, {} the end {} of the one before it",
-                                  file.string(), tensor.name, tensor.begin,
+      throw FileError(fmt::format("{}: tensor {} starts at byte {} of the data, {} the end {} of the one before it",
+                                  file.string(), in_quotes(tensor.name), tensor.begin,
                                   tensor.begin < at ? "overlapping" : "leaving a gap after", at));
     }
     at = tensor.end;

@@ -51,7 +51,9 @@ class HeaderEvents final : public Json::json_sax_t {
   bool null() override { return unexpected("null"); }
   bool boolean(bool) override { return unexpected("true or false"); }
   bool number_integer(number_integer_t value) override { return unexpected(fmt::format("the number {}", value)); }
-  bool number_float(number_float_t, const string_t& text) override { return unexpected("the number " + text); }
+  bool number_float(number_float_t, const string_t& text) override {
+    return unexpected("the number " + text.substr(0, 40));
+  }
   bool binary(binary_t&) override { return unexpected("binary data"); }
   bool number_unsigned(number_unsigned_t value) override;
   bool string(string_t& value) override;
@@ -73,8 +75,9 @@ class HeaderEvents final : public Json::json_sax_t {
   }
   std::string place() const {
     if (at_ == At::start || at_ == At::done || key_.empty()) return "";
-    if (at_ == At::top) return fmt::format(" (key \"{}\")", key_);
-    return fmt::format(" (tensor \"{}\", key \"{}\")", at_ == At::metadata ? "__metadata__" : current_.name, key_);
+    if (at_ == At::top) return fmt::format(" (key {})", in_quotes(key_));
+    return fmt::format(" (tensor {}, key {})", in_quotes(at_ == At::metadata ? "__metadata__" : current_.name),
+                       in_quotes(key_));
   }
   std::string_view expected() const {
     switch (at_) {
@@ -114,7 +117,7 @@ bool HeaderEvents::number_unsigned(number_unsigned_t value) {
   }
   if (at_ != At::shape) return unexpected(fmt::format("the number {}", value));
   if (current_.shape.size() == kMostDimensions) {
-    throw JsonFault(fmt::format("gives tensor \"{}\" more than {} dimensions", current_.name, kMostDimensions));
+    throw JsonFault(fmt::format("gives tensor {} more than {} dimensions", in_quotes(current_.name), kMostDimensions));
   }
   if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
     return unexpected(fmt::format("the number {}", value));
@@ -154,9 +157,9 @@ bool HeaderEvents::key(string_t& value) {
   if (at_ == At::tensor) {
     take_field(value);
   } else if (at_ == At::top && !names_.insert(value).second) {
-    throw JsonFault(fmt::format("names \"{}\" twice", value));
+    throw JsonFault(fmt::format("names {} twice", in_quotes(value)));
   } else if (at_ == At::metadata && out_.metadata.contains(value)) {
-    throw JsonFault(fmt::format("has the metadata key \"{}\" twice", value));
+    throw JsonFault(fmt::format("has the metadata key {} twice", in_quotes(value)));
   }
   key_ = value;
   return true;
@@ -165,10 +168,11 @@ bool HeaderEvents::key(string_t& value) {
 void HeaderEvents::take_field(const std::string& name) {
   const unsigned field = name == "dtype" ? kDtype : name == "shape" ? kShape : name == "data_offsets" ? kOffsets : 0;
   if (field == 0) {
-    throw JsonFault(fmt::format("gives tensor \"{}\" the unknown key \"{}\": expected dtype, shape and data_offsets",
-                                current_.name, name));
+    throw JsonFault(fmt::format("gives tensor {} the unknown key {}: expected dtype, shape and data_offsets",
+                                in_quotes(current_.name), in_quotes(name)));
   }
-  if ((fields_ & field) != 0) throw JsonFault(fmt::format("gives tensor \"{}\" two \"{}\"", current_.name, name));
+  if ((fields_ & field) != 0)
+    throw JsonFault(fmt::format("gives tensor {} two \"{}\"", in_quotes(current_.name), name));
   fields_ |= field;
 }
 
@@ -181,7 +185,7 @@ bool HeaderEvents::end_object() {
 void HeaderEvents::finish_tensor() {
   if (fields_ != (kDtype | kShape | kOffsets)) {
     const char* missing = (fields_ & kDtype) == 0 ? "dtype" : (fields_ & kShape) == 0 ? "shape" : "data_offsets";
-    throw JsonFault(fmt::format("gives tensor \"{}\" no \"{}\"", current_.name, missing));
+    throw JsonFault(fmt::format("gives tensor {} no \"{}\"", in_quotes(current_.name), missing));
   }
   out_.tensors.push_back(std::move(current_));
 }
@@ -196,7 +200,8 @@ bool HeaderEvents::start_array(std::size_t) {
 bool HeaderEvents::end_array() {
   if (at_ == At::offsets) {
     if (offsets_.size() != 2) {
-      throw JsonFault(fmt::format("gives tensor \"{}\" {} data_offsets instead of 2", current_.name, offsets_.size()));
+      throw JsonFault(
+          fmt::format("gives tensor {} {} data_offsets instead of 2", in_quotes(current_.name), offsets_.size()));
     }
     current_.begin = offsets_[0];
     current_.end = offsets_[1];

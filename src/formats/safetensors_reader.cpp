@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "formats/mapped_file.h"
-#include "formats/nearest.h"
 #include "formats/safetensors_header.h"
 #include "formats/strict_json.h"
 #include "spillway/core/error.h"
+#include "spillway/core/nearest.h"
 #include "spillway/formats/safetensors.h"
 
 namespace spillway {
@@ -29,8 +29,8 @@ struct Index {
 void check_shard_name(const fs::path& index, const std::string& name) {
   const bool plain = name.find_first_of("/\\") == std::string::npos && name.find('\0') == std::string::npos;
   if (!plain || name.empty() || name == "." || name == ".." || !name.ends_with(".safetensors")) {
-    throw FileError(fmt::format("{}: \"{}\" is not a shard's name: expected a *.safetensors file of the same folder",
-                                index.string(), name));
+    throw FileError(fmt::format("{}: {} is not a shard's name: expected a *.safetensors file of the same folder",
+                                index.string(), in_quotes(name)));
   }
 }
 
@@ -47,7 +47,7 @@ Index read_index(const fs::path& file, Bytes limit) {
     const auto map = json.find("weight_map");
     if (map == json.end() || !map->is_object()) throw JsonFault("it has no \"weight_map\" object");
     for (const auto& [tensor, shard] : map->items()) {
-      if (!shard.is_string()) throw JsonFault(fmt::format("the shard of \"{}\" is not a string", tensor));
+      if (!shard.is_string()) throw JsonFault(fmt::format("the shard of {} is not a string", in_quotes(tensor)));
       check_shard_name(file, shard.get_ref<const std::string&>());
       index.shards[shard.get<std::string>()].insert(tensor);
     }
@@ -100,7 +100,7 @@ void SafetensorsReader::Impl::add(const fs::path& file, Bytes limit) {
   for (std::size_t i = 0; i < header.tensors.size(); ++i) {
     const std::string& name = header.tensors[i].name;
     if (!places.emplace(name, Place{shards.size(), i}).second) {
-      throw FileError(fmt::format("{}: tensor \"{}\" stands in {} too", file.string(), name,
+      throw FileError(fmt::format("{}: tensor {} stands in {} too", file.string(), in_quotes(name),
                                   shards[places.at(name).shard].file.path().filename().string()));
     }
     names.push_back(name);
@@ -112,22 +112,22 @@ void SafetensorsReader::Impl::add_indexed(const Index& index, Bytes limit) {
   for (const auto& [shard, wanted] : index.shards) {
     const fs::path file = index.file.parent_path() / shard;
     if (!fs::exists(file)) {
-      throw FileError(fmt::format("{}: missing; {} names it for {} tensors, \"{}\" among them", file.string(),
-                                  index.file.filename().string(), wanted.size(), *wanted.begin()));
+      throw FileError(fmt::format("{}: missing; {} names it for {} tensors, {} among them", file.string(),
+                                  index.file.filename().string(), wanted.size(), in_quotes(*wanted.begin())));
     }
     add(file, limit);
     const auto& tensors = shards.back().header.tensors;
     for (const TensorEntry& tensor : tensors) {
       if (!wanted.contains(tensor.name)) {
-        throw FileError(fmt::format("{}: it holds tensor \"{}\", which {} does not place there", file.string(),
-                                    tensor.name, index.file.filename().string()));
+        throw FileError(fmt::format("{}: it holds tensor {}, which {} does not place there", file.string(),
+                                    in_quotes(tensor.name), index.file.filename().string()));
       }
     }
     for (const std::string& name : wanted) {
       const auto at = places.find(name);
       if (at == places.end() || at->second.shard + 1 != shards.size()) {
-        throw FileError(fmt::format("{}: tensor \"{}\" is missing, though {} places it there", file.string(), name,
-                                    index.file.filename().string()));
+        throw FileError(fmt::format("{}: tensor {} is missing, though {} places it there", file.string(),
+                                    in_quotes(name), index.file.filename().string()));
       }
     }
   }
@@ -168,14 +168,15 @@ TensorView SafetensorsReader::tensor(const std::string& name) const {
   const auto at = impl_->places.find(name);
   if (at == impl_->places.end()) {
     const std::string nearest = nearest_name(name, impl_->names);
-    throw FileError(fmt::format("{}: no tensor \"{}\"{}", impl_->path.string(), name,
-                                nearest.empty() ? "" : fmt::format("; the nearest name is \"{}\"", nearest)));
+    throw FileError(fmt::format("{}: no tensor {}{}", impl_->path.string(), in_quotes(name),
+                                nearest.empty() ? "" : fmt::format("; the nearest name is {}", in_quotes(nearest))));
   }
   const Impl::Shard& shard = impl_->shards[at->second.shard];
   const TensorEntry& entry = shard.header.tensors[at->second.tensor];
   if (!entry.dtype) {
-    throw FileError(fmt::format("{}: tensor \"{}\" has the type {}, which Spillway does not read; convert it to {}",
-                                shard.file.path().string(), name, entry.dtype_word, "F32, BF16 or F16"));
+    throw FileError(fmt::format("{}: tensor {} has the type {}, which Spillway does not read; convert it to {}",
+                                shard.file.path().string(), in_quotes(name), in_quotes(entry.dtype_word),
+                                "F32, BF16 or F16"));
   }
   return {entry.name, *entry.dtype, entry.shape,
           shard.file.bytes().subspan(shard.header.data_start + entry.begin, entry.end - entry.begin)};

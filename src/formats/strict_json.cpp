@@ -24,7 +24,7 @@ class Watch {
       keys_[level + 1].clear();
     } else if (event == Json::parse_event_t::key) {
       const auto& key = value.get_ref<const std::string&>();
-      if (!keys_.at(level).insert(key).second) throw JsonFault(fmt::format("the key \"{}\" stands twice", key));
+      if (!keys_.at(level).insert(key).second) throw JsonFault(fmt::format("the key {} stands twice", in_quotes(key)));
     }
     return true;
   }
@@ -35,10 +35,21 @@ class Watch {
 
 }  // namespace
 
+std::string in_quotes(std::string_view text) {
+  constexpr std::size_t kLongest = 200;
+  const bool cut = text.size() > kLongest;
+  std::string shown = Json(text.substr(0, kLongest)).dump(-1, ' ', false, Json::error_handler_t::replace);
+  if (cut) shown += "...";
+  return shown;
+}
+
 std::string json_fault_text(const Json::exception& error) {
-  const std::string text = error.what();
+  constexpr std::size_t kLongest = 300;  // the library quotes the last word, which can be as long as the file
+  std::string text = error.what();
   const auto end = text.find("] ");
-  return end == std::string::npos ? text : text.substr(end + 2);
+  if (end != std::string::npos) text.erase(0, end + 2);
+  if (text.size() > kLongest) text = text.substr(0, kLongest) + "...";
+  return text;
 }
 
 Json parse_strict_object(std::string_view text) {

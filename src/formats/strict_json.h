@@ -18,6 +18,9 @@ class JsonFault : public std::runtime_error {
 /// deeper than 32, NUL bytes, anything but an object. Throws: JsonFault.
 nlohmann::json parse_strict_object(std::string_view text);
 
+/// `text` of a file for a message: in quotes, escaped as JSON escapes, cut where it is long.
+std::string in_quotes(std::string_view text);
+
 /// The fault of a nlohmann exception without that library's own prefix.
 std::string json_fault_text(const nlohmann::json::exception& error);
 

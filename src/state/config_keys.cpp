@@ -7,8 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "formats/nearest.h"
+#include "formats/strict_json.h"
 #include "spillway/core/error.h"
+#include "spillway/core/nearest.h"
 
 namespace spillway {
 namespace {
@@ -97,8 +98,8 @@ void ConfigKeys::reject_unknown(const std::set<std::string_view>& harmless) cons
   all.insert(all.end(), harmless.begin(), harmless.end());
   for (const auto& [key, value] : object_.items()) {
     if (known_.contains(key) || harmless.contains(key)) continue;
-    throw InvalidArgument(fmt::format("{}: the key \"{}{}\" is not known here; the nearest known key is \"{}\". {}",
-                                      source_, path_, key, nearest_name(key, all),
+    throw InvalidArgument(fmt::format("{}: the key {} is not known here; the nearest known key is \"{}\". {}", source_,
+                                      in_quotes(path_ + key), nearest_name(key, all),
                                       "Remove it if it does not change the model's computation"));
   }
 }

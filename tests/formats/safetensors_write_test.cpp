@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -230,7 +231,7 @@ TEST(SafetensorsWrite, OneTensorIsInMemoryAtATime) {
   std::vector<TensorSource> tensors;
   int alive = 0;
   for (int i = 0; i < 3; ++i) {
-    tensors.push_back({"t" + std::to_string(i), DType::u8, {7}, [&alive, i](std::span<std::byte> out) {
+    tensors.push_back({fmt::format("t{}", i), DType::u8, {7}, [&alive, i](std::span<std::byte> out) {
                          EXPECT_EQ(alive++, i);
                          EXPECT_EQ(out.size(), 7u);
                          std::fill(out.begin(), out.end(), static_cast<std::byte>(i));
