@@ -7,6 +7,8 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <limits>
+#include <optional>
 #include <string>
 
 #include "spillway/core/error.h"
@@ -14,88 +16,133 @@
 namespace spillway {
 namespace {
 
-std::string lower_without_spaces(std::string_view text) {
-  std::string out;
-  for (char c : text) {
-    if (!std::isspace(static_cast<unsigned char>(c))) out += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  }
-  return out;
+constexpr std::string_view kSpaces = " \t\r\n";
+constexpr std::int64_t kKi = 1024;
+constexpr std::int64_t kK = 1000;
+
+struct Unit {
+  std::string_view name;
+  std::int64_t factor;
+};
+constexpr std::array<Unit, 18> kUnits{{{"", 1},
+                                       {"b", 1},
+                                       {"k", kKi},
+                                       {"m", kKi* kKi},
+                                       {"g", kKi* kKi* kKi},
+                                       {"t", kKi* kKi* kKi* kKi},
+                                       {"kb", kK},
+                                       {"mb", kK* kK},
+                                       {"gb", kK* kK* kK},
+                                       {"tb", kK* kK* kK* kK},
+                                       {"kib", kKi},
+                                       {"mib", kKi* kKi},
+                                       {"gib", kKi* kKi* kKi},
+                                       {"tib", kKi* kKi* kKi* kKi},
+                                       {"ki", kKi},
+                                       {"mi", kKi* kKi},
+                                       {"gi", kKi* kKi* kKi},
+                                       {"ti", kKi* kKi* kKi* kKi}}};
+
+std::string_view trimmed(std::string_view text) {
+  const auto begin = text.find_first_not_of(kSpaces);
+  if (begin == std::string_view::npos) return {};
+  return text.substr(begin, text.find_last_not_of(kSpaces) - begin + 1);
 }
 
-// The factor of a unit's name, or 0 where it is none.
-double unit_factor(std::string_view unit) {
-  struct Unit {
-    std::string_view name;
-    double factor;
-  };
-  constexpr double kKi = 1024.0;
-  static constexpr std::array<Unit, 18> kUnits{{{"", 1},
-                                                {"b", 1},
-                                                {"k", kKi},
-                                                {"m", kKi * kKi},
-                                                {"g", kKi * kKi * kKi},
-                                                {"t", kKi * kKi * kKi * kKi},
-                                                {"kb", 1e3},
-                                                {"mb", 1e6},
-                                                {"gb", 1e9},
-                                                {"tb", 1e12},
-                                                {"kib", kKi},
-                                                {"mib", kKi * kKi},
-                                                {"gib", kKi * kKi * kKi},
-                                                {"tib", kKi * kKi * kKi * kKi},
-                                                {"ki", kKi},
-                                                {"mi", kKi * kKi},
-                                                {"gi", kKi * kKi * kKi},
-                                                {"ti", kKi * kKi * kKi * kKi}}};
+std::optional<std::int64_t> unit_factor(std::string_view unit) {
+  std::string lower(unit);
+  for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   for (const Unit& entry : kUnits) {
-    if (entry.name == unit) return entry.factor;
+    if (entry.name == lower) return entry.factor;
   }
-  return 0;
+  return std::nullopt;
 }
 
-double parse_amount(std::string_view original, std::string_view text, std::string_view example) {
+// A number and a unit's factor. `whole` is the number where it was written without point and exponent: sizes above 2^53
+// are not exact in a double.
+struct Amount {
   double number = 0;
-  const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), number);
-  const double factor =
-      status == std::errc() ? unit_factor(text.substr(static_cast<std::size_t>(end - text.data()))) : 0;
-  if (factor == 0 || !std::isfinite(number) || number < 0) {
-    throw InvalidArgument(fmt::format("\"{}\" is not a size: expected a number and a unit, such as {}", original, example));
-  }
-  return number * factor;
+  std::optional<std::int64_t> whole;
+  std::int64_t factor = 1;
+};
+
+std::optional<Amount> split_amount(std::string_view text) {
+  Amount amount;
+  const char* last = text.data() + text.size();
+  const auto [end, status] = std::from_chars(text.data(), last, amount.number);
+  const bool out_of_range = status == std::errc::result_out_of_range;
+  if ((status != std::errc() && !out_of_range) || text.starts_with('-')) return std::nullopt;
+  if (!out_of_range && !std::isfinite(amount.number)) return std::nullopt;
+  if (out_of_range) amount.number = std::numeric_limits<double>::infinity();
+  const auto factor = unit_factor(trimmed({end, last}));
+  if (!factor) return std::nullopt;
+  amount.factor = *factor;
+  std::int64_t whole = 0;
+  const auto [whole_end, whole_status] = std::from_chars(text.data(), end, whole);
+  if (whole_status == std::errc() && whole_end == end) amount.whole = whole;
+  return amount;
+}
+
+[[noreturn]] void refuse(std::string_view text, std::string_view what, std::string_view example) {
+  throw InvalidArgument(
+      fmt::format("\"{}\" is not a {}: expected a number and a unit, such as {}", text, what, example));
+}
+
+// "Gb" as network equipment writes it: eight times less than what it would be read as.
+bool means_bits(std::string_view unit) {
+  return unit.size() >= 2 && unit.back() == 'b' && std::isupper(static_cast<unsigned char>(unit.front())) != 0;
 }
 
 }  // namespace
 
 Bytes parse_bytes(std::string_view text) {
-  const double amount = parse_amount(text, lower_without_spaces(text), "64MiB, 1.5GB or 4096");
-  if (amount >= 9.2e18) throw InvalidArgument(fmt::format("\"{}\" is too large: at most 2^63-1 bytes", text));
-  return {std::llround(amount)};
+  const auto amount = split_amount(trimmed(text));
+  if (!amount) refuse(text, "size", "64MiB, 1.5GB or 4096");
+  const InvalidArgument too_large(fmt::format("\"{}\" is too large: at most 2^63-1 bytes", text));
+  if (amount->whole) {
+    std::int64_t bytes = 0;
+    if (__builtin_mul_overflow(*amount->whole, amount->factor, &bytes)) throw too_large;
+    return {bytes};
+  }
+  const double bytes = amount->number * static_cast<double>(amount->factor);
+  if (bytes >= 0x1p63) throw too_large;
+  if (amount->factor == 1 && bytes != std::floor(bytes)) refuse(text, "size of whole bytes", "64MiB, 1.5GB or 4096");
+  return {std::llround(bytes)};
 }
 
 double parse_bandwidth(std::string_view text) {
-  std::string plain = lower_without_spaces(text);
-  for (std::string_view suffix : {"/s", "ps"}) {
+  std::string_view plain = trimmed(text);
+  for (const std::string_view suffix : {"/s", "/S"}) {
     if (plain.ends_with(suffix)) {
-      plain.resize(plain.size() - suffix.size());
+      plain = trimmed(plain.substr(0, plain.size() - suffix.size()));
       break;
     }
   }
-  const double amount = parse_amount(text, plain, "12GB/s or 900MiB/s");
-  if (amount == 0) throw InvalidArgument(fmt::format("\"{}\" is not a bandwidth: it must be above zero", text));
-  return amount;
+  const auto amount = split_amount(plain);
+  if (!amount) refuse(text, "bandwidth", "12GB/s or 900MiB/s");
+  const auto unit = plain.find_first_not_of("0123456789.eE+- \t");
+  if (unit != std::string_view::npos && means_bits(plain.substr(unit))) {
+    refuse(text, "bandwidth in bytes (a lower-case b means bits)", "12GB/s or 900MiB/s");
+  }
+  const double bytes = amount->number * static_cast<double>(amount->factor);
+  if (!(bytes > 0) || !std::isfinite(bytes)) {
+    throw InvalidArgument(fmt::format("\"{}\" is not a bandwidth: it must be above zero and finite", text));
+  }
+  return bytes;
 }
 
 std::string to_string(Bytes bytes) {
   static constexpr std::array<const char*, 6> kNames{"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
   double amount = static_cast<double>(bytes.value);
   std::size_t unit = 0;
-  while (std::abs(amount) >= 1024 && unit + 1 < kNames.size()) {
+  // 1023.5 is where the rounding below would write 1024.
+  while (std::abs(amount) >= (unit == 0 ? 1024 : 1023.5) && unit + 1 < kNames.size()) {
     amount /= 1024;
     ++unit;
   }
   if (unit == 0) return fmt::format("{} B", bytes.value);
   const double magnitude = std::abs(amount);
-  return fmt::format("{:.{}f} {}", amount, magnitude < 10 ? 2 : magnitude < 100 ? 1 : 0, kNames[unit]);
+  return fmt::format("{:.{}f} {}", amount, magnitude < 9.995 ? 2 : magnitude < 99.95 ? 1 : 0, kNames[unit]);
 }
 
 }  // namespace spillway

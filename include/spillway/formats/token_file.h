@@ -12,10 +12,10 @@ namespace spillway {
 ///
 /// Two formats:
 /// - `*.bin`: flat little-endian token numbers (uint16, or uint32 where the name ends in `.u32.bin`), cut into
-///   consecutive windows: row i is tokens [i*length, i*length + length + 1), so neighbours share one token; a last window
-///   that is short is left out.
-/// - `*.safetensors`: `tokens` [rows, length+1] int32 and optionally `labels` of the same shape, -100 where a position is
-///   not a target.
+///   consecutive windows: row i is tokens [i*length, i*length + length + 1), so neighbours share one token; a last
+///   window that is short is left out.
+/// - `*.safetensors`: `tokens` [rows, length+1] int32 and optionally `labels` of the same shape, -100 where a position
+///   is not a target.
 ///
 /// In both the target of position t is element t+1. Threads: safe to read from several.
 class TokenFile {
@@ -32,9 +32,10 @@ class TokenFile {
   std::int64_t length() const;
 
   /// Copies row `index`: `inputs` and `targets` of length() elements each; a target is -100 where it does not count.
-  /// Throws: InvalidArgument when out of range; FileError naming row and position when a token is not in [0, vocabulary)
-  /// or a label is neither -100 nor in that range.
-  void read(std::int64_t index, std::int64_t vocabulary, std::span<std::int64_t> inputs, std::span<std::int64_t> targets) const;
+  /// Throws: InvalidArgument when out of range; FileError naming row and position when a token that is used is not in
+  /// [0, vocabulary) or a label is neither -100 nor in that range.
+  void read(std::int64_t index, std::int64_t vocabulary, std::span<std::int64_t> inputs,
+            std::span<std::int64_t> targets) const;
 
  private:
   struct Impl;
