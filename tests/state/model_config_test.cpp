@@ -5,31 +5,19 @@
 
 #include <map>
 
-#include "formats/format_support.h"
 #include "spillway/formats/safetensors.h"
+#include "state/model_config_support.h"
 
 namespace spillway {
 namespace {
 
 using test::golden;
 using test::holds;
-using test::message_of;
-using test::TempFolder;
-using test::write_file;
+using test::parse_config;
+using test::refusal;
+using test::small;
 using Shape = std::vector<std::int64_t>;
 
-ModelConfig parse(const std::string& json) {
-  return ModelConfig::parse(json, "here/config.json");
-}
-std::string refusal(const std::string& json) {
-  return message_of<InvalidArgument>([&] { parse(json); });
-}
-// A small model of `type` with more keys; the sizes suit every family but GPT-2.
-std::string small(const std::string& type, const std::string& more = "") {
-  return R"({"model_type":")" + type + R"(","vocab_size":256,"hidden_size":64,"intermediate_size":160,)" +
-         R"("num_hidden_layers":3,"num_attention_heads":4,"num_key_value_heads":2,"max_position_embeddings":128)" +
-         (more.empty() ? "" : ",") + more + "}";
-}
 std::int64_t total(const ModelConfig& config) {
   std::int64_t sum = 0;
   for (const ParameterShape& parameter : parameter_shapes(config)) sum += parameter.numel();
@@ -78,7 +66,7 @@ TEST(ModelConfig, GoldenScaledRope) {
 }
 
 TEST(ModelConfig, MissingKeysMeanTheFamilysDefaults) {
-  const ModelConfig gpt2 = parse(R"({"model_type":"gpt2"})");
+  const ModelConfig gpt2 = parse_config(R"({"model_type":"gpt2"})");
   EXPECT_EQ(gpt2.vocabulary, 50257);
   EXPECT_EQ(gpt2.max_position, 1024);
   EXPECT_EQ(gpt2.layers, 12);
@@ -88,7 +76,7 @@ TEST(ModelConfig, MissingKeysMeanTheFamilysDefaults) {
   EXPECT_TRUE(gpt2.tied_head);
   EXPECT_EQ(total(gpt2), 124'439'808);
 
-  const ModelConfig llama = parse(R"({"model_type":"llama"})");
+  const ModelConfig llama = parse_config(R"({"model_type":"llama"})");
   EXPECT_EQ(llama.kv_heads, 32);
   EXPECT_EQ(llama.head_dim, 128);
   EXPECT_EQ(llama.max_position, 2048);
@@ -99,7 +87,7 @@ TEST(ModelConfig, MissingKeysMeanTheFamilysDefaults) {
   EXPECT_EQ(llama.sliding_window, std::nullopt);
   EXPECT_EQ(total(llama), 6'738'415'616);
 
-  const ModelConfig mistral = parse(R"({"model_type":"mistral"})");
+  const ModelConfig mistral = parse_config(R"({"model_type":"mistral"})");
   EXPECT_EQ(mistral.kv_heads, 8);
   EXPECT_EQ(mistral.intermediate, 14336);
   EXPECT_EQ(mistral.sliding_window, 4096);
@@ -107,7 +95,7 @@ TEST(ModelConfig, MissingKeysMeanTheFamilysDefaults) {
   EXPECT_EQ(mistral.max_position, 131072);
   EXPECT_EQ(total(mistral), 7'241'732'096);
 
-  const ModelConfig qwen2 = parse(R"({"model_type":"qwen2"})");
+  const ModelConfig qwen2 = parse_config(R"({"model_type":"qwen2"})");
   EXPECT_EQ(qwen2.vocabulary, 151936);
   EXPECT_EQ(qwen2.kv_heads, 32);
   EXPECT_EQ(qwen2.intermediate, 22016);
@@ -116,15 +104,15 @@ TEST(ModelConfig, MissingKeysMeanTheFamilysDefaults) {
   EXPECT_EQ(qwen2.sliding_window, std::nullopt);
   EXPECT_EQ(qwen2.eos_token, std::nullopt);
 
-  const ModelConfig qwen3 = parse(R"({"model_type":"qwen3","hidden_size":1024,"num_attention_heads":16,)"
-                                  R"("num_key_value_heads":8})");
+  const ModelConfig qwen3 = parse_config(R"({"model_type":"qwen3","hidden_size":1024,"num_attention_heads":16,)"
+                                         R"("num_key_value_heads":8})");
   EXPECT_EQ(qwen3.head_dim, 128);
   EXPECT_TRUE(qwen3.qk_norm);
   EXPECT_FALSE(qwen3.attention_bias);
 }
 
 TEST(ModelConfig, PublishedModelsHaveTheirPublishedSizes) {
-  const ModelConfig llama31 = parse(
+  const ModelConfig llama31 = parse_config(
       R"({"architectures":["LlamaForCausalLM"],"attention_bias":false,"attention_dropout":0.0,"bos_token_id":128000,
       "eos_token_id":[128001,128008,128009],"hidden_act":"silu","hidden_size":4096,"initializer_range":0.02,
       "intermediate_size":14336,"max_position_embeddings":131072,"mlp_bias":false,"model_type":"llama",
@@ -137,7 +125,7 @@ TEST(ModelConfig, PublishedModelsHaveTheirPublishedSizes) {
   EXPECT_EQ(llama31.eos_token, 128001);
   EXPECT_EQ(llama31.rope.original_max_position, 8192);
 
-  const ModelConfig qwen25 = parse(
+  const ModelConfig qwen25 = parse_config(
       R"({"architectures":["Qwen2ForCausalLM"],"hidden_size":896,"intermediate_size":4864,"max_window_layers":24,
       "model_type":"qwen2","num_attention_heads":14,"num_hidden_layers":24,"num_key_value_heads":2,"rms_norm_eps":1e-06,
       "rope_theta":1000000,"sliding_window":32768,"tie_word_embeddings":true,"use_mrope":false,
@@ -145,7 +133,7 @@ TEST(ModelConfig, PublishedModelsHaveTheirPublishedSizes) {
   EXPECT_EQ(total(qwen25), 494'032'768);
   EXPECT_EQ(qwen25.rope_theta, 1e6);
 
-  const ModelConfig qwen3 = parse(
+  const ModelConfig qwen3 = parse_config(
       R"({"architectures":["Qwen3ForCausalLM"],"attention_bias":false,"head_dim":128,"hidden_size":1024,
       "intermediate_size":3072,"max_position_embeddings":40960,"max_window_layers":28,"model_type":"qwen3",
       "num_attention_heads":16,"num_hidden_layers":28,"num_key_value_heads":8,"rope_scaling":null,"rope_theta":1000000,
@@ -155,11 +143,11 @@ TEST(ModelConfig, PublishedModelsHaveTheirPublishedSizes) {
 }
 
 TEST(ModelConfig, NullIsNotMissing) {
-  EXPECT_EQ(parse(R"({"model_type":"mistral","sliding_window":null})").sliding_window, std::nullopt);
-  EXPECT_EQ(parse(R"({"model_type":"mistral","num_key_value_heads":null})").kv_heads, 32);
-  EXPECT_EQ(parse(R"({"model_type":"llama","head_dim":null,"pretraining_tp":null})").head_dim, 128);
-  EXPECT_EQ(parse(R"({"model_type":"gpt2","n_inner":null})").intermediate, 3072);
-  EXPECT_EQ(parse(R"({"model_type":"llama","eos_token_id":null})").eos_token, std::nullopt);
+  EXPECT_EQ(parse_config(R"({"model_type":"mistral","sliding_window":null})").sliding_window, std::nullopt);
+  EXPECT_EQ(parse_config(R"({"model_type":"mistral","num_key_value_heads":null})").kv_heads, 32);
+  EXPECT_EQ(parse_config(R"({"model_type":"llama","head_dim":null,"pretraining_tp":null})").head_dim, 128);
+  EXPECT_EQ(parse_config(R"({"model_type":"gpt2","n_inner":null})").intermediate, 3072);
+  EXPECT_EQ(parse_config(R"({"model_type":"llama","eos_token_id":null})").eos_token, std::nullopt);
   EXPECT_TRUE(holds(refusal(R"({"model_type":"qwen3","head_dim":null})"), {"\"head_dim\" is null", "integer"}));
   EXPECT_TRUE(holds(refusal(R"({"model_type":"llama","hidden_size":null})"), {"\"hidden_size\" is null"}));
   EXPECT_TRUE(holds(refusal(R"({"model_type":"llama","rope_theta":null})"), {"\"rope_theta\" is null"}));
@@ -174,17 +162,17 @@ TEST(ModelConfig, BothFormsOfRopeMeanTheSame) {
       R"("rope_parameters":{"rope_type":"llama3","rope_theta":500000.0,)" + inner + "}",
       R"("rope_theta":500000.0,"rope_parameters":{"type":"llama3","rope_type":"llama3",)" + inner + "}"};
   for (const std::string& form : forms) {
-    const ModelConfig config = parse(small("llama", form));
+    const ModelConfig config = parse_config(small("llama", form));
     EXPECT_EQ(config.rope_theta, 500000.0) << form;
     EXPECT_EQ(config.rope, (RopeScaling{RopeScaling::Type::llama3, 4.0, 1.0, 4.0, 32})) << form;
   }
-  const ModelConfig linear = parse(small("qwen2", R"("rope_scaling":{"type":"linear","factor":2.5})"));
+  const ModelConfig linear = parse_config(small("qwen2", R"("rope_scaling":{"type":"linear","factor":2.5})"));
   EXPECT_EQ(linear.rope.type, RopeScaling::Type::linear);
   EXPECT_EQ(linear.rope.factor, 2.5);
   EXPECT_EQ(linear.rope_theta, 10000.0);
   for (const char* plain : {R"("rope_scaling":null)", R"("rope_scaling":{})", R"("rope_parameters":null)",
                             R"("rope_parameters":{"rope_type":"default","rope_theta":10000})"}) {
-    EXPECT_EQ(parse(small("llama", plain)).rope, RopeScaling{}) << plain;
+    EXPECT_EQ(parse_config(small("llama", plain)).rope, RopeScaling{}) << plain;
   }
 }
 
@@ -195,37 +183,15 @@ TEST(ModelConfig, Llama3RopeTakesItsOriginalLengthFromWhereItStands) {
                               R"("high_freq_factor":4)" +
                               in + "}");
   };
-  EXPECT_EQ(parse(with("", "")).rope.original_max_position, 128);
-  EXPECT_EQ(parse(with(R"("original_max_position_embeddings":64,)", "")).rope.original_max_position, 64);
+  EXPECT_EQ(parse_config(with("", "")).rope.original_max_position, 128);
+  EXPECT_EQ(parse_config(with(R"("original_max_position_embeddings":64,)", "")).rope.original_max_position, 64);
   EXPECT_TRUE(
       holds(refusal(with(R"("original_max_position_embeddings":64,)", R"(,"original_max_position_embeddings":32)")),
             {"rope_scaling.original_max_position_embeddings", "64"}));
 }
 
-TEST(ModelConfig, RopeThatIsNotSupportedIsRefusedByName) {
-  const auto rope = [](const std::string& text) { return refusal(small("llama", text)); };
-  for (const char* type : {"yarn", "dynamic", "longrope", "mrope"}) {
-    EXPECT_TRUE(holds(rope(R"("rope_scaling":{"rope_type":")" + std::string(type) + R"(","factor":2})"),
-                      {"rope_scaling.rope_type", type, "default, linear and llama3"}));
-  }
-  EXPECT_TRUE(holds(rope(R"("rope_scaling":{"type":"linear"})"), {"rope_scaling.factor", "missing"}));
-  EXPECT_TRUE(holds(rope(R"("rope_scaling":{"type":"linear","factor":0.5})"), {"rope_scaling.factor", "0.5"}));
-  EXPECT_TRUE(holds(rope(R"("rope_scaling":{"type":"linear","factor":2,"beta":1})"), {"rope_scaling.beta"}));
-  EXPECT_TRUE(holds(rope(R"("rope_scaling":{"type":"default","factor":2})"), {"rope_scaling.factor"}));
-  EXPECT_TRUE(holds(rope(R"("rope_scaling":{"type":"linear","rope_type":"llama3","factor":2})"), {"rope_type"}));
-  EXPECT_TRUE(holds(rope(R"("rope_scaling":{"type":"llama3","factor":2,"low_freq_factor":4,"high_freq_factor":4})"),
-                    {"high_freq_factor", "above low_freq_factor"}));
-  EXPECT_TRUE(holds(rope(R"("rope_scaling":[1])"), {"rope_scaling", "object"}));
-  EXPECT_TRUE(holds(rope(R"("rope_parameters":{"full_attention":{"rope_theta":1}})"), {"full_attention"}));
-  EXPECT_TRUE(holds(rope(R"("rope_theta":1,"rope_parameters":{"rope_theta":2})"), {"rope_theta", "keep one"}));
-  EXPECT_TRUE(holds(rope(R"("rope_scaling":{"type":"linear","factor":2},"rope_parameters":{"rope_type":"default"})"),
-                    {"rope_scaling", "rope_parameters", "keep one"}));
-  EXPECT_TRUE(holds(rope(R"("partial_rotary_factor":0.5)"), {"partial_rotary_factor", "0.5"}));
-  EXPECT_TRUE(holds(rope(R"("rope_theta":0)"), {"rope_theta"}));
-}
-
 TEST(ModelConfig, QwenWindows) {
-  const auto qwen = [](const std::string& more) { return parse(small("qwen2", more)); };
+  const auto qwen = [](const std::string& more) { return parse_config(small("qwen2", more)); };
   EXPECT_EQ(qwen(R"("use_sliding_window":true)").sliding_window, std::nullopt);  // from layer 28 on, of 3
   const ModelConfig last = qwen(R"("use_sliding_window":true,"max_window_layers":2)");
   EXPECT_EQ(last.sliding_window, 4096);
@@ -248,12 +214,12 @@ TEST(ModelConfig, QwenWindows) {
 
 TEST(ModelConfig, MistralLayerTypesMustAgreeWithItsWindow) {
   const std::string full = R"("layer_types":["full_attention","full_attention","full_attention"])";
-  EXPECT_EQ(parse(small("mistral", full + R"(,"sliding_window":null)")).sliding_window, std::nullopt);
+  EXPECT_EQ(parse_config(small("mistral", full + R"(,"sliding_window":null)")).sliding_window, std::nullopt);
   EXPECT_TRUE(holds(refusal(small("mistral", full)), {"layer_types", "sliding_window"}));
 }
 
 TEST(ModelConfig, BiasesOfEachFamily) {
-  const ModelConfig llama = parse(small("llama", R"("attention_bias":true,"mlp_bias":true)"));
+  const ModelConfig llama = parse_config(small("llama", R"("attention_bias":true,"mlp_bias":true)"));
   const auto shapes = parameter_shapes(llama);
   std::map<std::string, Shape> by_name;
   for (const ParameterShape& parameter : shapes) by_name[parameter.name] = parameter.shape;
@@ -262,8 +228,8 @@ TEST(ModelConfig, BiasesOfEachFamily) {
   EXPECT_EQ(by_name.at("model.layers.2.mlp.gate_proj.bias"), (Shape{160}));
   EXPECT_EQ(by_name.at("model.layers.2.mlp.down_proj.bias"), (Shape{64}));
   EXPECT_TRUE(holds(refusal(small("mistral", R"("attention_bias":true)")), {"attention_bias", "only false"}));
-  EXPECT_FALSE(parse(small("mistral", R"("attention_bias":false)")).attention_bias);
-  EXPECT_TRUE(parse(small("qwen3", R"("attention_bias":true)")).attention_output_bias);
+  EXPECT_FALSE(parse_config(small("mistral", R"("attention_bias":false)")).attention_bias);
+  EXPECT_TRUE(parse_config(small("qwen3", R"("attention_bias":true)")).attention_output_bias);
 }
 
 TEST(ModelConfig, ParametersStandInRegistrationOrder) {
@@ -274,7 +240,7 @@ TEST(ModelConfig, ParametersStandInRegistrationOrder) {
     }
     return names;
   };
-  const ModelConfig qwen3 = parse(small("qwen3"));
+  const ModelConfig qwen3 = parse_config(small("qwen3"));
   EXPECT_EQ(names_of(qwen3, 0), (std::vector<std::string>{"model.embed_tokens.weight"}));
   std::vector<std::string> layer;
   for (const char* name : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
@@ -294,8 +260,8 @@ TEST(ModelConfig, ParametersStandInRegistrationOrder) {
 }
 
 TEST(ModelConfig, Gpt2SizesMayHaveTheirGeneralNames) {
-  const ModelConfig config = parse(R"({"model_type":"gpt2","hidden_size":48,"num_attention_heads":3,)"
-                                   R"("num_hidden_layers":5,"max_position_embeddings":64,"vocab_size":256})");
+  const ModelConfig config = parse_config(R"({"model_type":"gpt2","hidden_size":48,"num_attention_heads":3,)"
+                                          R"("num_hidden_layers":5,"max_position_embeddings":64,"vocab_size":256})");
   EXPECT_EQ(config.hidden, 48);
   EXPECT_EQ(config.heads, 3);
   EXPECT_EQ(config.layers, 5);
@@ -304,117 +270,11 @@ TEST(ModelConfig, Gpt2SizesMayHaveTheirGeneralNames) {
 }
 
 TEST(ModelConfig, PaddingTokensThatStopAGradient) {
-  EXPECT_EQ(parse(small("llama", R"("pad_token_id":5)")).padding_token, 5);
-  EXPECT_EQ(parse(small("llama", R"("pad_token_id":-1)")).padding_token, 255);
-  EXPECT_EQ(parse(small("llama", R"("pad_token_id":null)")).padding_token, std::nullopt);
-  EXPECT_EQ(parse(R"({"model_type":"gpt2","pad_token_id":7})").padding_token, std::nullopt);
+  EXPECT_EQ(parse_config(small("llama", R"("pad_token_id":5)")).padding_token, 5);
+  EXPECT_EQ(parse_config(small("llama", R"("pad_token_id":-1)")).padding_token, 255);
+  EXPECT_EQ(parse_config(small("llama", R"("pad_token_id":null)")).padding_token, std::nullopt);
+  EXPECT_EQ(parse_config(R"({"model_type":"gpt2","pad_token_id":7})").padding_token, std::nullopt);
   EXPECT_TRUE(holds(refusal(small("llama", R"("pad_token_id":256)")), {"pad_token_id", "256"}));
-}
-
-TEST(ModelConfig, ATypingErrorIsNamedWithTheNearestKeyBeforeItsConsequences) {
-  // Without the misspelt key Qwen2 has 32 key and value heads, which 4 heads are no multiple of.
-  const std::string message = refusal(R"({"model_type":"qwen2","hidden_size":64,"num_attention_heads":4,)"
-                                      R"("num_key_value_head":2})");
-  EXPECT_TRUE(
-      holds(message, {"here/config.json", "\"num_key_value_head\"", "nearest known key is \"num_key_value_heads\""}));
-}
-
-TEST(ModelConfig, WhatChangesTheComputationIsRefusedByName) {
-  const std::vector<std::pair<std::string, std::string>> cases{
-      {"llama", R"("pretraining_tp":2)"},
-      {"llama", R"("sliding_window":128)"},
-      {"llama", R"("is_encoder_decoder":true)"},
-      {"llama", R"("quantization_config":{"bits":4})"},
-      {"qwen2", R"("use_mrope":true)"},
-      {"llama", R"("hidden_act":"mish")"},
-      {"llama", R"("rope_interleaved":true)"},
-      {"llama", R"("pruned_heads":{"0":[1]})"},
-      {"llama", R"("mlp_bias":1)"},
-      {"llama", R"("num_experts":8)"},
-      {"llama", R"("architectures":["LlamaForSequenceClassification"])"}};
-  for (const auto& [type, more] : cases) {
-    const std::string key = more.substr(1, more.find('"', 1) - 1);
-    EXPECT_TRUE(holds(refusal(small(type, more)), {"here/config.json", "\"" + key + "\""})) << more;
-  }
-  EXPECT_TRUE(holds(refusal(R"({"model_type":"gpt2","add_cross_attention":true})"), {"add_cross_attention"}));
-  EXPECT_TRUE(holds(refusal(R"({"model_type":"gpt2","reorder_and_upcast_attn":true})"), {"reorder_and_upcast_attn"}));
-  EXPECT_TRUE(holds(refusal(R"({"model_type":"bloom"})"), {"model_type", "bloom", "gpt2, llama"}));
-  EXPECT_TRUE(holds(refusal("{}"), {"model_type", "missing"}));
-}
-
-TEST(ModelConfig, SizesThatDoNotDivideAreRefused) {
-  EXPECT_TRUE(holds(refusal(R"({"model_type":"gpt2","n_embd":100,"n_head":12})"), {"n_head", "100"}));
-  EXPECT_TRUE(holds(refusal(R"({"model_type":"llama","num_key_value_heads":5})"), {"num_key_value_heads", "5"}));
-  EXPECT_TRUE(
-      holds(refusal(R"({"model_type":"llama","num_attention_heads":24,"head_dim":64})"), {"num_attention_heads"}));
-  EXPECT_TRUE(
-      holds(refusal(R"({"model_type":"mistral","hidden_size":72,"num_attention_heads":8})"), {"head_dim", "9"}));
-  // Mistral and Qwen3 may have heads that do not divide the hidden size.
-  EXPECT_EQ(parse(R"({"model_type":"mistral","hidden_size":5120,"num_attention_heads":32,"head_dim":128})").head_dim,
-            128);
-}
-
-TEST(ModelConfig, SizesWhoseTotalCannotBeCountedAreRefused) {
-  const std::string message =
-      refusal(R"({"model_type":"llama","hidden_size":16777216,"intermediate_size":67108864,"num_hidden_layers":65536,)"
-              R"("num_attention_heads":65536,"vocab_size":2147483647})");
-  EXPECT_TRUE(holds(message, {"here/config.json", "parameters"}));
-}
-
-TEST(ModelConfig, FilesThatAreNoConfiguration) {
-  EXPECT_TRUE(holds(refusal("[]"), {"here/config.json", "object"}));
-  EXPECT_TRUE(holds(refusal(""), {"not valid JSON"}));
-  EXPECT_TRUE(holds(refusal(R"({"model_type":"llama","model_type":"gpt2"})"), {"\"model_type\" stands twice"}));
-  EXPECT_TRUE(holds(refusal(R"({"id2label":)" + std::string(100, '[')), {"nests deeper"}));
-  EXPECT_TRUE(holds(refusal(std::string("{\"model_type\":\"llama\"}\0{", 24)), {"NUL"}));
-  const TempFolder folder;
-  EXPECT_TRUE(holds(message_of<FileError>([&] { ModelConfig::load(folder.path()); }), {"config.json", "cannot open"}));
-  write_file(folder / "config.json", R"({"model_type":"llama","hidden_size":"big"})");
-  EXPECT_TRUE(holds(message_of<InvalidArgument>([&] { ModelConfig::load(folder.path()); }),
-                    {(folder / "config.json").string(), "\"hidden_size\" is \"big\""}));
-}
-
-// Every key that a family reads, with values of other kinds: an error that names the key, or a value that was allowed.
-TEST(ModelConfig, EveryKeyRefusesValuesOfAnotherKind) {
-  const std::map<std::string, std::vector<std::string>> integers{
-      {"gpt2", {"vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "n_inner"}},
-      {"qwen3",
-       {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-        "num_key_value_heads", "head_dim", "max_position_embeddings", "sliding_window", "max_window_layers"}}};
-  const std::map<std::string, std::vector<std::string>> others{
-      {"gpt2",
-       {"layer_norm_epsilon", "resid_pdrop", "embd_pdrop", "attn_pdrop", "initializer_range", "scale_attn_weights",
-        "tie_word_embeddings", "activation_function", "scale_attn_by_inverse_layer_idx"}},
-      {"qwen3",
-       {"rms_norm_eps", "initializer_range", "attention_dropout", "rope_theta", "tie_word_embeddings", "hidden_act",
-        "attention_bias", "use_sliding_window", "rope_parameters", "layer_types", "architectures", "dtype",
-        "torch_dtype", "model_type"}}};
-  const auto mutate = [](const std::string& family, const std::string& key, const std::string& value) {
-    if (key == "model_type") return "{\"model_type\":" + value + "}";
-    return R"({"model_type":")" + family + "\",\"" + key + "\":" + value + "}";
-  };
-  for (const auto& [family, keys] : integers) {
-    for (const std::string& key : keys) {
-      for (const char* value : {"\"12\"", "12.0", "-5", "true", "[]", "{}", "9223372036854775808",
-                                "18446744073709551615", "99999999999", "1e300", "123456789012345678901234567890"}) {
-        EXPECT_TRUE(holds(refusal(mutate(family, key, value)), {"\"" + key + "\""})) << key << " " << value;
-      }
-    }
-  }
-  for (const auto& [family, keys] : others) {
-    for (const std::string& key : keys) {
-      for (const char* value : {"-5", "[7]", "{\"a\":1}", "1e300", "\"nonsense\""}) {
-        EXPECT_TRUE(holds(refusal(mutate(family, key, value)), {key})) << key << " " << value;
-      }
-    }
-  }
-}
-
-TEST(ModelConfig, HarmlessKeysMayHoldAnything) {
-  const ModelConfig config = parse(small(
-      "llama", R"("_name_or_path":"x","transformers_version":"9","use_cache":true,"bos_token_id":-7,"auto_map":{},)"
-               R"("task_specific_params":{"a":[1]},"temperature":0.6,"id2label":{"0":"x"},"architectures":null)"));
-  EXPECT_EQ(config.layers, 3);
 }
 
 }  // namespace
