@@ -7,7 +7,6 @@ if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
 endif()
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
-set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 
 find_program(SPILLWAY_CCACHE ccache)
 if(SPILLWAY_CCACHE AND PROJECT_IS_TOP_LEVEL AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
@@ -24,7 +23,9 @@ function(spillway_configure_target target)
   target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
                                               $<INSTALL_INTERFACE:include>)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/src)
-  target_compile_options(${target} PRIVATE -Wall -Wextra -ffp-contract=off)
+  # -fPIC for programs too, where CMake's own switch would say -fPIE: programs share the libraries' precompiled header,
+  # and the compiler refuses one that was made with another of the two.
+  target_compile_options(${target} PRIVATE -Wall -Wextra -ffp-contract=off -fPIC)
   if(SPILLWAY_WERROR)
     target_compile_options(${target} PRIVATE -Werror)
   endif()
