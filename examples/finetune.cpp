@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Fine-tunes (or trains from scratch) a Hugging Face causal language model whose states need not fit on the device.
+//
+//   finetune --model FOLDER --data train.bin --output out --steps 200 --device-memory 8GiB
+//   finetune --init config.json --data rows.safetensors --output out --epochs 1 --preset resident
+//
+// Prints progress, writes one JSON object a step to --log, and leaves a Hugging Face folder in --output.
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "spillway/core/error.h"
+#include "spillway/core/units.h"
+#include "spillway/formats/token_file.h"
+#include "spillway/models/causal_lm.h"
+#include "spillway/schedule/schedules.h"
+#include "spillway/train/data_loader.h"
+#include "spillway/train/engine.h"
+#include "spillway/train/metrics.h"
+
+namespace {
+
+using spillway::Config;
+
+/// Exit codes: 0 done, 1 failed, 2 wrong usage, 3 the plan does not fit in memory.
+constexpr int kFailed = 1, kUsage = 2, kDoesNotFit = 3;
+
+struct Options {
+  std::string model, init, data, eval_data, output, offload, log, trace;
+  std::string device_memory, link_bandwidth, host_memory, chunk_size, precision = "fp32", preset, device, prompt;
+  std::string lr_schedule = "constant";
+  std::vector<double> betas;
+  std::optional<double> lr, eps, weight_decay, clip_norm;
+  std::optional<int> threads;
+  std::int64_t batch_size = 8, seq_len = 0, grad_accum = 1, steps = 0, warmup_steps = 0;
+  std::int64_t eval_every = 0, eval_batches = 32, generate = 0, progress_every = 10;
+  double epochs = 0, min_lr_ratio = 0;
+  std::uint64_t seed = 0;
+  bool no_shuffle = false;
+};
+
+std::string schedule_names() {
+  std::string names;
+  for (const spillway::ScheduleEntry& entry : spillway::schedules()) {
+    names += (names.empty() ? "" : ", ") + std::string(entry.name);
+  }
+  return names;
+}
+
+void add_model_and_data_flags(CLI::App& app, Options& o) {
+  auto* model = app.add_option("--model", o.model, "Hugging Face folder to start from")->check(CLI::ExistingDirectory);
+  app.add_option("--init", o.init, "config.json of a model to start from random weights")->excludes(model);
+  app.add_option("--data", o.data, "training rows: .bin tokens or .safetensors")->required();
+  app.add_option("--eval-data", o.eval_data, "held-out rows: evaluated before, after and every --eval-every steps");
+  app.add_option("--eval-every", o.eval_every, "steps between evaluations; 0: only before and after")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--eval-batches", o.eval_batches, "micro-batches of an evaluation; 0: all")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--output", o.output, "folder for the trained model (Hugging Face format)")->required();
+  app.add_option("--batch-size", o.batch_size, "rows of a micro-batch")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--seq-len", o.seq_len, "tokens of a row; needed for .bin data, else the file's")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--seed", o.seed, "of random weights, data order and dropout")->capture_default_str();
+  app.add_flag("--no-shuffle", o.no_shuffle, "rows in the file's order");
+  app.add_option("--log", o.log, "file for one JSON object a step");
+  app.add_option("--trace", o.trace, "file for a timeline of all lanes (open it in ui.perfetto.dev)");
+  app.add_option("--progress-every", o.progress_every, "steps between progress lines; 0: none")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--generate", o.generate, "tokens to generate greedily at the end")->check(CLI::NonNegativeNumber);
+  app.add_option("--prompt", o.prompt, "bytes to start generation from (models with a vocabulary of 256)");
+}
+
+void add_training_flags(CLI::App& app, Options& o) {
+  app.add_option("--steps", o.steps, "optimizer steps")->check(CLI::PositiveNumber);
+  app.add_option("--epochs", o.epochs, "passes over the data, instead of --steps")
+      ->check(CLI::PositiveNumber)
+      ->excludes("--steps");
+  app.add_option("--grad-accum", o.grad_accum, "micro-batches a step")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--lr", o.lr, "learning rate [0.001]")->check(CLI::NonNegativeNumber);
+  app.add_option("--lr-schedule", o.lr_schedule, "constant, linear or cosine")
+      ->check(CLI::IsMember({"constant", "linear", "cosine"}))
+      ->capture_default_str();
+  app.add_option("--min-lr-ratio", o.min_lr_ratio, "where linear and cosine end, relative to --lr")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  app.add_option("--warmup-steps", o.warmup_steps, "steps of linear warm-up")->check(CLI::NonNegativeNumber);
+  app.add_option("--betas", o.betas, "AdamW's two decay rates [0.9,0.999]")->delimiter(',')->expected(2);
+  app.add_option("--eps", o.eps, "AdamW's epsilon [1e-8]")->check(CLI::NonNegativeNumber);
+  app.add_option("--weight-decay", o.weight_decay, "on parameters of two or more dimensions [0.01]")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--clip-norm", o.clip_norm, "limit of the global gradient norm; 0: off [0]")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--precision", o.precision, "fp32")->capture_default_str();
+}
+
+void add_offload_flags(CLI::App& app, Options& o) {
+  app.add_option("--offload", o.offload, "JSON configuration; flags given here override it")->check(CLI::ExistingFile);
+  app.add_option("--preset", o.preset, "schedule: " + schedule_names() + " [zero_offload]");
+  app.add_option("--device", o.device, "emulated, cuda or cuda:N [emulated]");
+  app.add_option("--device-memory", o.device_memory, "capacity of the device, for example 64MiB");
+  app.add_option("--host-memory", o.host_memory, "the most pinned memory to use, for example 16GiB");
+  app.add_option("--link-bandwidth", o.link_bandwidth, "of the emulated device, each way, for example 12GB/s");
+  app.add_option("--chunk-size", o.chunk_size, "elements moved and updated together, for example 256Ki");
+  app.add_option("--threads", o.threads, "of the CPU optimizer [half the cores]")->check(CLI::Range(0, 4096));
+}
+
+void apply_device(const std::string& text, spillway::DeviceConfig& device) {
+  if (text == "emulated") {
+    device.kind = spillway::DeviceConfig::Kind::emulated;
+    return;
+  }
+  int ordinal = 0, used = 0;
+  const bool numbered = std::sscanf(text.c_str(), "cuda:%d%n", &ordinal, &used) == 1 &&
+                        used == static_cast<int>(text.size()) && ordinal >= 0;
+  spillway::require(text == "cuda" || numbered, "--device " + text + ": expected emulated, cuda or cuda:N");
+  device.kind = spillway::DeviceConfig::Kind::cuda;
+  device.ordinal = ordinal;
+}
+
+/// The configuration file, if any, with what the command line says on top.
+Config make_config(const Options& o, std::int64_t steps) {
+  Config config = o.offload.empty() ? Config{} : Config::load(o.offload);
+  if (!o.preset.empty()) config.schedule = o.preset;
+  if (!o.device.empty()) apply_device(o.device, config.device);
+  if (!o.device_memory.empty()) config.device.memory = spillway::parse_bytes(o.device_memory);
+  if (!o.host_memory.empty()) config.host_memory = spillway::parse_bytes(o.host_memory);
+  if (!o.link_bandwidth.empty()) {
+    config.device.upload_bandwidth = config.device.download_bandwidth = spillway::parse_bandwidth(o.link_bandwidth);
+  }
+  if (!o.chunk_size.empty()) config.chunk_elements = spillway::parse_bytes(o.chunk_size).value;
+  const std::optional<spillway::DType> precision = spillway::parse_dtype(o.precision);
+  spillway::require(precision.has_value(), "--precision " + o.precision + ": expected fp32");
+  config.precision = *precision;
+  config.threads = o.threads.value_or(config.threads);
+  spillway::Hyperparameters& h = config.hyperparameters;
+  h.lr = o.lr.value_or(h.lr);
+  h.eps = o.eps.value_or(h.eps);
+  h.weight_decay = o.weight_decay.value_or(h.weight_decay);
+  if (o.betas.size() == 2) {
+    h.beta1 = o.betas[0];
+    h.beta2 = o.betas[1];
+  }
+  if (config.groups.empty()) {
+    spillway::GroupConfig no_decay;  // biases and norms
+    no_decay.max_dims = 1;
+    no_decay.weight_decay = 0;
+    config.groups.push_back(no_decay);
+  }
+  config.clip_norm = o.clip_norm.value_or(config.clip_norm);
+  config.accumulation = o.grad_accum;
+  if (o.lr_schedule != "constant" || o.warmup_steps > 0) {
+    using Kind = spillway::LrScheduleConfig::Kind;
+    config.lr_schedule.kind = o.lr_schedule == "linear"   ? Kind::linear
+                              : o.lr_schedule == "cosine" ? Kind::cosine
+                                                          : Kind::constant;
+    config.lr_schedule.warmup_steps = o.warmup_steps;
+    config.lr_schedule.total_steps = steps;
+    config.lr_schedule.final_factor = o.min_lr_ratio;
+  }
+  config.validate();
+  return config;
+}
+
+std::int64_t total_steps(const Options& o, std::int64_t rows) {
+  if (o.steps > 0) return o.steps;
+  const double epochs = o.epochs > 0 ? o.epochs : 1;
+  return std::max<std::int64_t>(1, std::llround(std::ceil(static_cast<double>(rows) * epochs /
+                                                          static_cast<double>(o.batch_size * o.grad_accum))));
+}
+
+/// One step: forward and backward of each micro-batch, then the update.
+spillway::StepRecord train_step(spillway::CausalLM& model, spillway::Engine& engine, spillway::DataLoader& loader,
+                                std::int64_t micro_batches) {
+  const auto begin = std::chrono::steady_clock::now();
+  spillway::StepRecord record;
+  double loss_sum = 0;
+  std::int64_t valid = 0, tokens = 0;
+  for (std::int64_t i = 0; i < micro_batches; ++i) {
+    const spillway::Batch batch = loader.next();
+    const torch::Tensor loss =
+        spillway::next_token_loss(model.forward(batch.inputs), batch.targets, batch.valid_targets);
+    engine.backward(loss, {.weight = static_cast<double>(batch.valid_targets), .last = i + 1 == micro_batches});
+    loss_sum += loss.item<double>() * static_cast<double>(batch.valid_targets);
+    valid += batch.valid_targets;
+    tokens += batch.inputs.numel();
+  }
+  record.result = engine.step();
+  record.loss = loss_sum / static_cast<double>(std::max<std::int64_t>(valid, 1));
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  record.tokens_per_second = static_cast<double>(tokens) / seconds.count();
+  return record;
+}
+
+void print_progress(const spillway::StepRecord& r, std::int64_t steps) {
+  std::printf("step %lld/%lld  loss %.4f  norm %.3f  lr %.2e  %.0f tokens/s  device peak %s%s\n",
+              static_cast<long long>(r.result.step), static_cast<long long>(steps), r.loss, r.result.grad_norm,
+              r.result.lr, r.tokens_per_second, spillway::to_string(r.result.device_peak).c_str(),
+              r.result.status == spillway::StepStatus::updated ? "" : "  SKIPPED");
+  std::fflush(stdout);
+}
+
+void print_evaluation(const char* when, spillway::CausalLM& model, const std::optional<spillway::TokenFile>& file,
+                      const Options& o) {
+  if (!file) return;
+  const double loss = spillway::evaluate(model, *file, o.batch_size, o.eval_batches);
+  std::printf("evaluation %s: loss %.4f, perplexity %.2f\n", when, loss, std::exp(loss));
+  std::fflush(stdout);
+}
+
+void print_generation(spillway::CausalLM& model, const spillway::TokenFile& data, const Options& o) {
+  if (o.generate == 0) return;
+  const std::int64_t vocabulary = model.config().vocabulary;
+  std::vector<std::int64_t> prompt(o.prompt.begin(), o.prompt.end());
+  for (std::int64_t& token : prompt) token &= 0xFF;
+  if (prompt.empty()) {  // the beginning of the data's first row
+    std::vector<std::int64_t> inputs(static_cast<std::size_t>(data.length())), targets(inputs.size());
+    data.read(0, vocabulary, inputs, targets);
+    prompt.assign(inputs.begin(), inputs.begin() + std::min<std::int64_t>(16, data.length()));
+  }
+  const auto tokens = spillway::generate_greedy(model, prompt, o.generate);
+  std::printf("generated greedily from %zu tokens:\n----\n", prompt.size());
+  for (std::int64_t token : tokens) {
+    if (vocabulary > 256) {
+      std::printf("%lld ", static_cast<long long>(token));
+    } else {
+      const auto byte = static_cast<unsigned char>(token);
+      std::putchar(byte == '\n' || byte == '\t' || (byte >= 32 && byte < 127) ? byte : '?');
+    }
+  }
+  std::printf("\n----\n");
+}
+
+int run(const Options& o) {
+  spillway::require(!o.model.empty() || !o.init.empty(), "one of --model and --init is needed");
+  const std::optional<spillway::DType> precision = spillway::parse_dtype(o.precision);
+  at::globalContext().setDeterministicAlgorithms(true, false);
+  torch::manual_seed(o.seed);
+
+  const spillway::TokenFile data(o.data, o.seq_len);
+  std::optional<spillway::TokenFile> eval_data;
+  if (!o.eval_data.empty()) eval_data.emplace(o.eval_data, data.length());
+  const std::int64_t steps = total_steps(o, data.rows());
+  const Config config = make_config(o, steps);
+
+  const auto model = o.init.empty() ? spillway::load_causal_lm(o.model, {.dtype = *precision})
+                                    : spillway::make_causal_lm(spillway::ModelConfig::load(o.init), o.seed, *precision);
+  model->set_dropout_seed(o.seed);
+  spillway::Engine engine(*model, config, {.trace_events = o.trace.empty() ? 0 : 1 << 20});
+  spillway::DataLoader loader(data, model->config().vocabulary, {o.batch_size, !o.no_shuffle, o.seed});
+  spillway::MetricsLog log(o.log);
+  std::printf("training %s: %lld rows of %lld tokens, %lld steps of %lld x %lld rows, schedule %s\n",
+              std::string(to_string(model->config().family)).c_str(), static_cast<long long>(data.rows()),
+              static_cast<long long>(data.length()), static_cast<long long>(steps),
+              static_cast<long long>(o.grad_accum), static_cast<long long>(o.batch_size), config.schedule.c_str());
+
+  print_evaluation("before training", *model, eval_data, o);
+  model->train();
+  for (std::int64_t step = 1; step <= steps; ++step) {
+    const spillway::StepRecord record = train_step(*model, engine, loader, o.grad_accum);
+    log.write(record);
+    if (o.progress_every > 0 && (step % o.progress_every == 0 || step == 1 || step == steps))
+      print_progress(record, steps);
+    if (o.eval_every > 0 && step % o.eval_every == 0 && step != steps) print_evaluation("", *model, eval_data, o);
+  }
+  engine.wait_parameters();
+  print_evaluation("after training", *model, eval_data, o);
+  spillway::save_causal_lm(*model, o.output, {.source_folder = o.model, .dtype = spillway::DType::f32});
+  std::printf("saved to %s\n", o.output.c_str());
+  print_generation(*model, eval_data ? *eval_data : data, o);
+  std::printf("%s", spillway::describe(engine.summary()).c_str());
+  if (!o.trace.empty()) engine.write_trace(o.trace);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  CLI::App app("Fine-tunes a causal language model whose states need not fit on the device.");
+  add_model_and_data_flags(app, options);
+  add_training_flags(app, options);
+  add_offload_flags(app, options);
+  try {
+    app.parse(argc, argv);
+    return run(options);
+  } catch (const CLI::ParseError& error) {
+    const int code = app.exit(error);
+    return code == 0 ? 0 : kUsage;
+  } catch (const spillway::OutOfMemory& error) {
+    std::fprintf(stderr, "finetune: does not fit: %s\n", error.what());
+    return kDoesNotFit;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "finetune: %s\n", error.what());
+    return kFailed;
+  }
+}

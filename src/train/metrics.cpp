@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "spillway/train/metrics.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "spillway/core/error.h"
+
+namespace spillway {
+namespace {
+
+nlohmann::ordered_json number(double value) {
+  if (std::isfinite(value)) return value;
+  return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
+}
+
+// Every row once; the last batch may be smaller than the others.
+Batch rows_from(const TokenFile& file, std::int64_t vocabulary, std::int64_t first, std::int64_t batch_size) {
+  DataLoader loader(file, vocabulary, {std::min(batch_size, file.rows() - first), false, 0});
+  loader.seek(first);
+  return loader.next();
+}
+
+}  // namespace
+
+MetricsLog::MetricsLog(const std::filesystem::path& file) : file_(file) {
+  if (file.empty()) return;
+  if (file.has_parent_path()) {
+    std::error_code ignored;  // opening the file reports what is wrong
+    std::filesystem::create_directories(file.parent_path(), ignored);
+  }
+  stream_.open(file, std::ios::trunc);
+  if (!stream_) throw FileError(fmt::format("cannot write the log {}", file.string()));
+}
+
+void MetricsLog::write(const StepRecord& record) {
+  if (!stream_.is_open()) return;
+  nlohmann::ordered_json line;
+  line["step"] = record.result.step;
+  line["loss"] = number(record.loss);
+  line["grad_norm"] = number(record.result.grad_norm);
+  line["lr"] = record.result.lr;
+  line["status"] = std::string(to_string(record.result.status));
+  line["tokens_per_second"] = number(record.tokens_per_second);
+  line["device_peak_bytes"] = record.result.device_peak.value;
+  line["host_peak_bytes"] = record.result.host_peak.value;
+  stream_ << line.dump() << '\n' << std::flush;
+  if (!stream_) throw FileError(fmt::format("cannot write the log {}: is the disk full?", file_.string()));
+}
+
+double evaluate(CausalLM& model, const TokenFile& file, std::int64_t batch_size, std::int64_t most_batches) {
+  const torch::NoGradGuard no_grad;
+  const bool was_training = model.is_training();
+  model.eval();
+  double sum = 0;
+  std::int64_t valid = 0, batches = 0;
+  for (std::int64_t row = 0; row < file.rows() && (most_batches == 0 || batches < most_batches);
+       row += batch_size, ++batches) {
+    const Batch batch = rows_from(file, model.config().vocabulary, row, batch_size);
+    sum += next_token_loss_sum(model.forward(batch.inputs), batch.targets).item<double>();
+    valid += batch.valid_targets;
+  }
+  model.train(was_training);
+  return valid > 0 ? sum / static_cast<double>(valid) : std::nan("");
+}
+
+std::string describe(const EngineSummary& summary) {
+  std::string out = "memory promised by the plan, activations left out:\n";
+  for (Tier tier : {Tier::device, Tier::pinned, Tier::host}) {
+    const MemoryUsage& usage = summary.plan[tier];
+    if (usage.total().value > 0)
+      out += fmt::format("  {:<8} {:>9}  {}\n", to_string(tier), to_string(usage.total()), to_string(usage));
+  }
+  const std::string capacity = summary.device_capacity.value < 0 ? "no limit" : to_string(summary.device_capacity);
+  out +=
+      fmt::format("memory measured:\n  device   {:>9}  of {}: {}\n  host     {:>9}\n", to_string(summary.device_peak),
+                  capacity, to_string(summary.device_at_peak), to_string(summary.host_peak));
+  out += "time by lane:\n";
+  for (const TrackTotal& lane : summary.lanes) {
+    out += fmt::format("  {:<8} {:>8.2f} s in {} ops", lane.name, lane.busy_seconds, lane.count);
+    out += lane.bytes > 0 ? fmt::format(", {}\n", to_string(Bytes{lane.bytes})) : "\n";
+  }
+  return out;
+}
+
+}  // namespace spillway
