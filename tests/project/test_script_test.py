@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""scripts/test.sh fails where anything failed or nothing ran, and ends with ctest's own words where all passed."""
+
+import unittest
+
+from script_stage import ScriptStage
+
+# ctest -N lists three suites with the label core and two without it, unless a variable says otherwise.
+STUBS = {
+    "nproc": "echo 2",
+    "setarch": "exit 1",
+    "cmake": r'''
+echo "cmake $*" >>"$LOG"
+case "$*" in *"$STUB_BROKEN"*) [ -z "$STUB_BROKEN" ] || exit 1 ;; esac''',
+    "ctest": r'''
+count=3
+case "$*" in *"-LE core"*) count=2 ;; esac
+case "$*" in *" -N"*) echo "Total Tests: ${STUB_SUITES:-$count}"; exit ;; esac
+echo "ctest $*" >>"$LOG"
+case "$*" in *"$STUB_FAILING"*) [ -z "$STUB_FAILING" ] || exit 8 ;; esac''',
+}
+
+
+class TestScript(ScriptStage):
+    def setUp(self):
+        self.set_stage(STUBS)
+        self.put_program(self.root / "scripts/setup.sh", 'echo "setup $*" >>"$LOG"; exit ${STUB_SETUP:-0}')
+
+    def test_all_presets_in_order_core_first(self):
+        status, output, calls = self.run_script("test.sh")
+        self.assertEqual(status, 0, output)
+        self.assertEqual(output.splitlines()[-1], "100% tests passed, 0 tests failed out of 15")
+        self.assertEqual(calls[0], "setup ")
+        release = calls[1:6]
+        self.assertIn("--preset release", release[0])
+        self.assertIn("--target core_tests", release[1])
+        self.assertIn("-L core", release[2])
+        self.assertTrue(release[3].startswith("cmake --build build/release"))
+        self.assertIn("-LE core", release[4])
+        self.assertEqual([call.split()[2] for call in calls if "--preset" in call], ["release", "asan", "tsan"])
+
+    def test_fast_leaves_the_sanitizers_out(self):
+        _, output, calls = self.run_script("test.sh", "--fast")
+        self.assertEqual(output.splitlines()[-1], "100% tests passed, 0 tests failed out of 5")
+        self.assertFalse(any("asan" in call for call in calls))
+
+    def test_the_core_alone_needs_no_libtorch(self):
+        _, _, calls = self.run_script("test.sh", "--preset", "core")
+        self.assertEqual(calls[0], "setup --core-only")
+        self.assertFalse(any("SPILLWAY_TORCH=ON" in call for call in calls))
+
+    def test_a_suite_that_fails_fails_the_run_and_the_others_still_run(self):
+        status, output, calls = self.run_script("test.sh", STUB_FAILING="build/release")
+        self.assertEqual(status, 1)
+        self.assertNotIn("100%", output)
+        self.assertIn("FAILED: 2 of the phases above.", output)
+        self.assertTrue(any("ctest --test-dir build/tsan" in call for call in calls))
+
+    def test_a_build_that_fails_fails_the_run(self):
+        status, output, calls = self.run_script("test.sh", "--fast", STUB_BROKEN="--target core_tests")
+        self.assertEqual(status, 1)
+        self.assertNotIn("100%", output)
+        self.assertFalse(any(call.startswith("ctest") for call in calls))
+
+    def test_a_setup_that_fails_builds_nothing(self):
+        status, _, calls = self.run_script("test.sh", STUB_SETUP="1")
+        self.assertEqual((status, calls), (1, ["setup "]))
+
+    def test_a_run_of_no_suite_fails(self):
+        status, output, _ = self.run_script("test.sh", "-R", "nosuch", STUB_SUITES="0")
+        self.assertEqual(status, 1)
+        self.assertIn("no suite ran", output)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=1)
