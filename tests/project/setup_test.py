@@ -27,6 +27,7 @@ case "$*" in
   "-m venv"*) mkdir -p "$3/bin" "$3/lib/python3.11/site-packages" && cp "$0" "$3/bin/python" ;;
   "-m pip install"*)
     echo "pip $*" >>"$LOG"
+    rm -f "$site/loads"
     case "$*" in *torch*)
       mkdir -p "$site/torch/lib" "$site/torch/include/torch/csrc/api/include/torch"
       touch "$site/torch/lib/libtorch_cpu.so" "$site/torch/include/torch/csrc/api/include/torch/torch.h" ;;
@@ -63,6 +64,17 @@ class Setup(ScriptStage):
         status, output, calls = self.run_setup()
         self.assertEqual(status, 0, output)
         self.assertEqual(len(calls), 1)
+        self.assertFalse(half.exists())
+
+    def test_an_interrupted_addition_is_made_anew_too(self):
+        torch = self.put_libtorch()
+        self.assertEqual(self.run_setup(CMAKE_PREFIX_PATH=str(torch))[0], 0)
+        shutil.rmtree(torch)
+        self.assertNotEqual(self.run_setup(STUB_PIP_STOPS="yes")[0], 0)
+        half = self.root / ".venv/lib/python3.11/site-packages/half"
+        half.touch()
+        status, output, _ = self.run_setup()
+        self.assertEqual(status, 0, output)
         self.assertFalse(half.exists())
 
     def test_a_damaged_installation_is_made_anew(self):
@@ -113,12 +125,16 @@ class Setup(ScriptStage):
         self.assertIn("LibTorch needs about 6 GB", output)
         self.assertIn("1 GB are free", output)
 
-    def test_a_libtorch_that_is_named_is_used(self):
+    def put_libtorch(self):
         torch = self.root / "elsewhere/torch"
         for name in ("lib/libtorch_cpu.so", "include/torch/csrc/api/include/torch/torch.h"):
             (torch / name).parent.mkdir(parents=True)
             (torch / name).touch()
         (torch / "share/cmake/Torch").mkdir(parents=True)
+        return torch
+
+    def test_a_libtorch_that_is_named_is_used(self):
+        torch = self.put_libtorch()
         for variable in ({"Torch_DIR": str(torch / "share/cmake/Torch")}, {"CMAKE_PREFIX_PATH": f"/none:{torch}"}):
             shutil.rmtree(self.root / ".venv", ignore_errors=True)
             status, output, calls = self.run_setup(STUB_FREE_KB="2000000", **variable)
