@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+namespace spillway::fuzz {
+
+/// Each target takes any bytes as an input file and uses all that comes of it. True where the file was accepted; a
+/// refusal must be the documented exception: any other, and any fault of memory, ends the program.
+
+/// Byte 0: even, the rest is a safetensors file; odd, bytes 1 and 2 count the data at the end, what stands before is
+/// the header's text and its length is put in front (which a fuzzer would have to guess at each change).
+bool safetensors(std::span<const std::byte> input);
+
+/// The text of a config.json.
+bool model_config(std::span<const std::byte> input);
+
+/// Byte 0: the kind of file (uint16, uint32, safetensors). Byte 1: the length of a row. Byte 2: the vocabulary.
+bool token_file(std::span<const std::byte> input);
+
+}  // namespace spillway::fuzz
