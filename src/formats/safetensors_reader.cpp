@@ -58,6 +58,11 @@ Index read_index(const fs::path& file, Bytes limit) {
   return index;
 }
 
+bool is_there(const fs::path& file) {
+  std::error_code ignored;
+  return fs::exists(file, ignored);
+}
+
 // What a folder without safetensors weights does hold, as a hint.
 std::string other_weights(const fs::path& folder) {
   std::error_code ignored;
@@ -111,7 +116,7 @@ void SafetensorsReader::Impl::add(const fs::path& file, Bytes limit) {
 void SafetensorsReader::Impl::add_indexed(const Index& index, Bytes limit) {
   for (const auto& [shard, wanted] : index.shards) {
     const fs::path file = index.file.parent_path() / shard;
-    if (!fs::exists(file)) {
+    if (!is_there(file)) {
       throw FileError(fmt::format("{}: missing; {} names it for {} tensors, {} among them", file.string(),
                                   index.file.filename().string(), wanted.size(), in_quotes(*wanted.begin())));
     }
@@ -136,15 +141,16 @@ void SafetensorsReader::Impl::add_indexed(const Index& index, Bytes limit) {
 SafetensorsReader::SafetensorsReader(const fs::path& file_or_folder, Bytes header_limit)
     : impl_(std::make_unique<Impl>()) {
   impl_->path = file_or_folder;
-  if (!fs::is_directory(file_or_folder)) {
+  std::error_code ignored;  // what cannot be looked at fails below, when it is opened
+  if (!fs::is_directory(file_or_folder, ignored)) {
     if (file_or_folder.string().ends_with(".safetensors.index.json")) {
       impl_->add_indexed(read_index(file_or_folder, header_limit), header_limit);
     } else {
       impl_->add(file_or_folder, header_limit);
     }
-  } else if (fs::exists(file_or_folder / kWeights)) {
+  } else if (is_there(file_or_folder / kWeights)) {
     impl_->add(file_or_folder / kWeights, header_limit);
-  } else if (fs::exists(file_or_folder / kIndex)) {
+  } else if (is_there(file_or_folder / kIndex)) {
     impl_->add_indexed(read_index(file_or_folder / kIndex, header_limit), header_limit);
   } else {
     throw FileError(fmt::format("{}: expected {} or {} in this folder{}", file_or_folder.string(), kWeights, kIndex,

@@ -165,10 +165,13 @@ void remove_file(const fs::path& file) {
 
 void remove_other_weights(const fs::path& folder, const std::set<std::string>& kept) {
   std::vector<fs::path> old;
-  for (const auto& entry : fs::directory_iterator(folder)) {
+  std::error_code error;
+  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
+    const auto& entry = *at;
     const std::string name = entry.path().filename().string();
     if (is_weight_file(name) && !kept.contains(name)) old.push_back(entry.path());
   }
+  if (error) throw FileError(fmt::format("{}: cannot list this folder: {}", folder.string(), error.message()));
   for (const fs::path& file : old) remove_file(file);
 }
 

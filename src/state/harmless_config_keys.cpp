@@ -19,8 +19,8 @@ const std::set<std::string_view>& harmless_config_keys() {
       "classifier_dropout", "finetuning_task", "id2label", "label2id", "num_labels", "problem_type",
       "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
       "task_specific_params",
-      // Lengths that transformers no longer reads.
-      "max_sequence_length", "n_ctx",
+      // What transformers no longer reads.
+      "_num_labels", "max_sequence_length", "n_ctx", "n_special", "predict_special_tokens",
       // Text generation.
       "assistant_confidence_threshold", "assistant_lookbehind", "bad_words_ids", "begin_suppress_tokens",
       "diversity_penalty", "do_sample", "early_stopping", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty",

@@ -185,7 +185,8 @@ ModelConfig ModelConfig::parse(const std::string& json, const std::string& sourc
 
 ModelConfig ModelConfig::load(const std::filesystem::path& file_or_folder) {
   constexpr std::size_t kLargest = 16 << 20;
-  const bool folder = std::filesystem::is_directory(file_or_folder);
+  std::error_code ignored;  // what cannot be looked at fails below, when it is opened
+  const bool folder = std::filesystem::is_directory(file_or_folder, ignored);
   const MappedFile file(folder ? file_or_folder / "config.json" : file_or_folder);
   const auto bytes = file.bytes();
   if (bytes.size() > kLargest) {

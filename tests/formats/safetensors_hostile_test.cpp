@@ -222,6 +222,7 @@ TEST_F(SafetensorsHostile, PathsThatAreNoFiles) {
   };
   EXPECT_TRUE(holds(opened(folder_ / "none.safetensors"), {"none.safetensors", "No such file"}));
   EXPECT_TRUE(holds(opened("/dev/null"), {"/dev/null", "regular file"}));
+  EXPECT_TRUE(holds(opened(folder_ / std::string(5000, 'n')), {"nnn", "File name too long"}));
   ASSERT_EQ(mkfifo((folder_ / "pipe.safetensors").c_str(), 0600), 0);
   EXPECT_TRUE(holds(opened(folder_ / "pipe.safetensors"), {"pipe.safetensors", "regular file"}));
 }

@@ -2,8 +2,10 @@
 // Configurations that are refused: each by the name of the key at fault.
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <utility>
 
 #include "spillway/state/model_config.h"
@@ -181,11 +183,19 @@ TEST(ModelConfigRefusal, EveryKeyOfTheGoldenConfigurationsMayBeWrong) {
   EXPECT_GT(refused, 700);
 }
 
-TEST(ModelConfigRefusal, HarmlessKeysMayHoldAnything) {
-  const ModelConfig config = parse_config(small(
-      "llama", R"("_name_or_path":"x","transformers_version":"9","use_cache":true,"bos_token_id":-7,"auto_map":{},)"
-               R"("task_specific_params":{"a":[1]},"temperature":0.6,"id2label":{"0":"x"},"architectures":null)"));
-  EXPECT_EQ(config.layers, 3);
+TEST(ModelConfigRefusal, TheHarmlessKeysOfTheDocumentationMayHoldAnything) {
+  std::string text = test::read_file(std::filesystem::path(SPILLWAY_SOURCE_DIR) / "docs/formats.md");
+  const auto begin = text.find("<!-- harmless keys -->");
+  ASSERT_NE(begin, std::string::npos);
+  text = text.substr(begin, text.find("<!-- end -->", begin) - begin);
+  const std::regex key("`([^`]+)`");
+  int keys = 0;
+  for (std::sregex_iterator at(text.begin(), text.end(), key), end; at != end; ++at, ++keys) {
+    for (const char* value : {"null", "-7", "[{\"a\":1}]"}) {
+      EXPECT_EQ(parse_config(small("llama", fmt::format("\"{}\":{}", (*at)[1].str(), value))).layers, 3) << (*at)[1];
+    }
+  }
+  EXPECT_GT(keys, 60);
 }
 
 }  // namespace

@@ -90,10 +90,10 @@ void write_safetensors(const std::filesystem::path& file, std::span<const Tensor
 
 /// Writes a Hugging Face style set of files into `folder` (made if missing): `model.safetensors`, or shards of at most
 /// `max_shard` bytes (a larger tensor gets a shard of its own) named model-00001-of-0000N.safetensors and their
-/// `model.safetensors.index.json`. Weight files of an earlier save that are not part of this one are removed at the
-/// end. Order: everything is complete on disk, under hidden names, before the first file takes its place; so a failure
-/// leaves the earlier save as it was, and a reader meanwhile finds one save or the other or no index, never a mixture.
-/// Throws: as write_safetensors.
+/// `model.safetensors.index.json`. Weight files of an earlier save that are not part of this one are removed last.
+/// Order: everything is complete on disk, under hidden names, before the first file takes its place. So a failure
+/// leaves the earlier save as it was, and a reader that starts meanwhile finds one save or the other or no index. (One
+/// that is opening shards at that very moment is not guarded against.) Throws: as write_safetensors.
 void write_safetensors_folder(const std::filesystem::path& folder, std::span<const TensorSource> tensors,
                               Bytes max_shard, const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
 
