@@ -43,6 +43,14 @@ struct UpdateItem {
   kernels::AdamScalars scalars;
 };
 
+// For ops whose error was or will be reported by the call that needs them.
+void wait_quietly(const Ticket& ticket) noexcept {
+  try {
+    ticket.wait();
+  } catch (...) {
+  }
+}
+
 std::int64_t elements(std::span<const Segment* const> segments) {
   std::int64_t count = 0;
   for (const Segment* segment : segments) count += segment->count;
@@ -97,9 +105,12 @@ Runtime::Runtime(Machine& machine, const Layout& layout, StateSpec spec, Optimiz
 }
 
 Runtime::~Runtime() {
-  try {
-    wait_all();
-  } catch (...) {  // the error was or will be reported by the call that submitted the op
+  // Every op holds on to this object. Lanes run in order, so each chunk's newest op of a kind is the last one.
+  for (const auto* tickets : {&gradient_ops_, &updates_, &uploads_}) {
+    for (const Ticket& ticket : *tickets) wait_quietly(ticket);
+  }
+  for (const SlotRing* ring : {&device_slots_, &pinned_slots_}) {
+    for (const Slot& slot : ring->slots()) wait_quietly(slot.free);
   }
 }
 
@@ -257,13 +268,7 @@ bool Runtime::has_gradient_in_chunk(std::int64_t chunk) const {
 }
 
 void Runtime::wait_discard_gradients() noexcept {
-  for (Ticket& ticket : gradient_ops_) {
-    try {
-      ticket.wait();
-    } catch (...) {  // these gradients are thrown away
-    }
-    ticket = {};
-  }
+  for (Ticket& ticket : gradient_ops_) wait_quietly(std::exchange(ticket, {}));
   end_update();
 }
 

@@ -116,7 +116,9 @@ void expect_same_bits(const FinalState& expected, const FinalState& actual) {
   EXPECT_EQ(expected.losses, actual.losses);
   EXPECT_EQ(expected.statuses, actual.statuses);
   for (std::size_t i = 0; i < expected.norms.size(); ++i) {
-    if (std::isfinite(expected.norms[i])) EXPECT_EQ(expected.norms[i], actual.norms.at(i)) << "norm of step " << i;
+    if (std::isfinite(expected.norms[i])) {
+      EXPECT_EQ(expected.norms[i], actual.norms.at(i)) << "norm of step " << i;
+    }
   }
 }
 

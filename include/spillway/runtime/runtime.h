@@ -34,6 +34,7 @@ class SlotRing {
  public:
   explicit SlotRing(const std::vector<StagingSlot>& slots);
   std::size_t size() const { return slots_.size(); }
+  const std::vector<Slot>& slots() const { return slots_; }
   /// The slot whose turn it is. Its contents may be overwritten after its `free` ticket.
   Slot& next();
 

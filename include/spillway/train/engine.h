@@ -25,8 +25,8 @@ namespace spillway {
 /// What only programs set, beside the configuration.
 struct EngineOptions {
   std::int64_t trace_events = 0;  // spans kept for write_trace(); 0: totals only
-  OpDelay delay;                  // called around every op of every lane: for tests of races
-  LogHandler log;                 // where messages go; empty: spdlog, on standard error
+  OpDelay delay = {};                  // called around every op of every lane: for tests of races
+  LogHandler log = {};                 // where messages go; empty: spdlog, on standard error
 };
 
 struct BackwardOptions {
@@ -35,7 +35,7 @@ struct BackwardOptions {
   double weight = 1;
   /// No other micro-batch follows in this step. Not given: decided by Config::accumulation. A hint for overlap: a
   /// backward after the last is added all the same.
-  std::optional<bool> last;
+  std::optional<bool> last = std::nullopt;
 };
 
 enum class StepStatus {
