@@ -214,6 +214,17 @@ TEST(SafetensorsWrite, AHeaderOverTheFormatsLimitIsRefusedBeforeAnythingIsWritte
   EXPECT_TRUE(folder.file_names().empty());
 }
 
+TEST(SafetensorsWrite, AFolderIsCutSoThatEveryHeaderStaysWithinTheLimit) {
+  const TempFolder folder;
+  // Counted as if each byte of a name were escaped, so two of these do not fit one header.
+  const std::string name(9'000'000, 'n');
+  const std::vector<TensorSource> tensors{source(name + 'a', DType::u8, {1}, 1), source(name + 'b', DType::u8, {1}, 2)};
+  write_safetensors_folder(folder.path(), tensors, Bytes{1'000'000});
+  EXPECT_EQ(folder.file_names(), (Names{"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+                                        "model.safetensors.index.json"}));
+  EXPECT_EQ(SafetensorsReader(folder.path()).names().size(), 2u);
+}
+
 TEST(SafetensorsWrite, FortySavesLeakNoDescriptor) {
   const TempFolder folder;
   const std::vector<TensorSource> tensors{source("a", DType::u8, {5}, 1), source("b", DType::u8, {5}, 2)};
