@@ -35,6 +35,10 @@ function(spillway_configure_target target)
       target_compile_options(${target} PRIVATE -fno-sanitize-recover=undefined)
     endif()
     target_link_options(${target} PUBLIC -fsanitize=${SPILLWAY_SANITIZE})
+    if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+      # The sanitizers' own branches make g++ see uninitialised reads in the standard library's headers.
+      target_compile_options(${target} PRIVATE -Wno-maybe-uninitialized)
+    endif()
   endif()
   if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
     # gcc's precompiled-header flags are accepted as they are; only this warning of LibTorch's headers is noise.
