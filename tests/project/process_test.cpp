@@ -4,37 +4,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <filesystem>
-#include <fstream>
-#include <set>
-#include <string>
-#include <vector>
+#include "project/mapped_libraries.h"
 
 namespace {
 
-// The different shared libraries of these names that are mapped into this process, whatever follows the name:
-// "libgomp" finds libgomp.so.1 and libgomp-a34b3233.so.1.
-std::set<std::string> mapped(const std::vector<std::string>& names) {
-  std::set<std::string> files;
-  std::ifstream maps("/proc/self/maps");
-  std::string line;
-  while (std::getline(maps, line)) {
-    const auto slash = line.find('/');
-    if (slash == std::string::npos) continue;
-    const std::string path = line.substr(slash);
-    const std::string file = std::filesystem::path(path).filename().string();
-    for (const std::string& name : names) {
-      if (file.rfind(name + ".", 0) == 0 || file.rfind(name + "-", 0) == 0) files.insert(path);
-    }
-  }
-  return files;
-}
-
-std::string listed(const std::set<std::string>& files) {
-  std::string text;
-  for (const std::string& file : files) text += "\n  " + file;
-  return text;
-}
+using spillway::test::listed;
+using spillway::test::mapped;
 
 TEST(Process, HoldsOneOpenMpRuntime) {
   // Large enough for LibTorch to start its threads.
