@@ -72,7 +72,8 @@ class InternalError : public Error {
   using Error::Error;
 };
 
-/// Checks what Spillway itself must keep true; on in release builds. Throws: InternalError with the place in the source.
+/// Checks what Spillway itself must keep true; on in release builds. Throws: InternalError with the place in the
+/// source.
 inline void check(bool condition, const char* what, SourceLocation where = SourceLocation::current()) {
   if (!condition) {
     throw InternalError(std::string("Spillway's own check failed: ") + what + " (" + where.file + ":" +

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -25,8 +26,8 @@ namespace spillway {
 /// What only programs set, beside the configuration.
 struct EngineOptions {
   std::int64_t trace_events = 0;  // spans kept for write_trace(); 0: totals only
-  OpDelay delay = {};                  // called around every op of every lane: for tests of races
-  LogHandler log = {};                 // where messages go; empty: spdlog, on standard error
+  OpDelay delay = {};             // called around every op of every lane: for tests of races
+  LogHandler log = {};            // where messages go; empty: spdlog, on standard error
 };
 
 struct BackwardOptions {
@@ -97,7 +98,7 @@ class Engine {
   template <class BlockType, class... Inputs>
   auto call(BlockType& block, Inputs&&... inputs) {
     auto& module = dereference(block);
-    const BlockScope scope(*this, module);
+    const BlockScope scope(*this, module, rows_of(inputs...));
     return module.forward(std::forward<Inputs>(inputs)...);
   }
 
@@ -139,7 +140,8 @@ class Engine {
   /// Awaits a block at its begin and takes its time at its end.
   class BlockScope {
    public:
-    BlockScope(Engine& engine, const torch::nn::Module& block) : engine_(engine), index_(engine.enter_block(block)) {}
+    BlockScope(Engine& engine, const torch::nn::Module& block, std::int64_t rows)
+        : engine_(engine), index_(engine.enter_block(block, rows)) {}
     ~BlockScope() { engine_.leave_block(index_); }
     BlockScope(const BlockScope&) = delete;
     BlockScope& operator=(const BlockScope&) = delete;
@@ -158,7 +160,22 @@ class Engine {
     }
   }
 
-  std::int64_t enter_block(const torch::nn::Module& block);
+  /// Rows that a block multiplies its matrices with (tokens): what the modelled compute rate of an emulated device
+  /// needs.
+  static std::int64_t rows_of(const torch::Tensor& tensor);
+  template <class First, class... Rest>
+  static std::int64_t rows_of(const First& first, const Rest&... rest) {
+    if constexpr (std::is_same_v<First, torch::Tensor>) {
+      return rows_of(static_cast<const torch::Tensor&>(first));
+    } else if constexpr (sizeof...(rest) > 0) {
+      return rows_of(rest...);
+    } else {
+      return 0;
+    }
+  }
+  static std::int64_t rows_of() { return 0; }
+
+  std::int64_t enter_block(const torch::nn::Module& block, std::int64_t rows);
   void leave_block(std::int64_t index) noexcept;
 
   std::unique_ptr<Impl> impl_;

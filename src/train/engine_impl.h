@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "spillway/runtime/machine.h"
+#include "spillway/runtime/runtime.h"
+#include "spillway/train/engine.h"
+#include "train/engine_plan.h"
+#include "train/parameters.h"
+
+namespace spillway {
+
+/// A block that went through the gate.
+struct GatedBlock {
+  std::int64_t index = 0;
+  TraceLabel label;
+  std::vector<std::int64_t> parameters;  // trainable ones
+  std::vector<std::int64_t> chunks;
+  double elements = 0;
+};
+
+/// A block's call that is going on.
+struct OpenBlock {
+  GatedBlock* block = nullptr;
+  std::int64_t begin_ns = 0;
+  std::int64_t rows = 0;
+};
+
+struct Engine::Impl {
+  Impl(torch::nn::Module& model, Config config, EngineOptions options);
+  ~Impl();
+
+  void move_parameters();
+  void set_hooks();
+  void remove_hooks() noexcept;
+  void on_gradient(std::int64_t parameter);
+  void pace(double flops) noexcept { static_cast<void>(machine->compute().mark("pace", -1, flops)); }
+  GatedBlock& gated_block(const torch::nn::Module& block);
+  void run_backward(const torch::Tensor& loss, double seed, bool last);
+  void set_learning_rates();
+  StepResult finish_step(StepStatus status, double norm);
+  void warn_not_finite();
+  void wait_for_ungated_chunks();
+  std::int64_t find_parameter(const std::string& name) const;
+  torch::Tensor gather(std::int64_t parameter, const std::function<const View&(std::int64_t chunk)>& role);
+
+  torch::nn::Module& model;
+  CausalLM* const causal_lm;  // the same, where it is one
+  const Config config;
+  const EngineOptions options;
+  EnginePlan plan;
+  const std::vector<Hyperparameters> base_hyperparameters;
+  std::unique_ptr<Machine> machine;
+  std::unique_ptr<Runtime> runtime;
+  std::unique_ptr<Schedule> schedule;
+  std::unique_ptr<DeviceScope> device_scope;
+
+  // ---- the step that is going on
+  bool in_backward = false;
+  std::int64_t micro_batches = 0;
+  double weight_sum = 0;
+  bool any_gradient = false;
+
+  // ---- the run
+  double first_weight = 0;  // W0: 0 until there was one
+  std::int64_t updates = 0, skipped = 0, not_finite = 0;
+  bool said_updates_wait = false;
+
+  // ---- the gate
+  std::unordered_map<const torch::nn::Module*, GatedBlock> blocks;
+  std::vector<OpenBlock> open_blocks;
+  std::vector<bool> gated;         // parameters whose block went through the gate since the last step
+  std::vector<std::int64_t> rows;  // of each parameter's block when it last went through
+  TraceTrack forward_track, engine_track;
+};
+
+}  // namespace spillway
