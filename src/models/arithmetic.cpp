@@ -30,12 +30,13 @@ Tensor plain_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, W
 
 // Saves the 16-bit tensors, not their widened copies: those live for one product only.
 struct WideLinear : torch::autograd::Function<WideLinear> {
-  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight, const Tensor& bias,
-                        bool out_in) {
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight,
+                        const std::optional<Tensor>& bias, bool out_in) {
     context->save_for_backward({x, weight});
     context->saved_data["out_in"] = out_in;
+    context->saved_data["bias"] = bias.has_value();
     const WeightLayout layout = out_in ? WeightLayout::out_in : WeightLayout::in_out;
-    return plain_linear(wide(x), wide(weight), bias.defined() ? wide(bias) : bias, layout).to(x.scalar_type());
+    return plain_linear(wide(x), wide(weight), bias ? wide(*bias) : Tensor(), layout).to(x.scalar_type());
   }
 
   static variable_list backward(AutogradContext* context, variable_list outputs) {
@@ -52,7 +53,8 @@ struct WideLinear : torch::autograd::Function<WideLinear> {
       const Tensor rows = rows_of(wide(x));
       result[1] = (out_in ? at::mm(gradient.t(), rows) : at::mm(rows.t(), gradient)).to(weight.scalar_type());
     }
-    if (context->needs_input_grad(2)) result[2] = gradient.sum(0).to(weight.scalar_type());
+    if (context->saved_data["bias"].toBool() && context->needs_input_grad(2))
+      result[2] = gradient.sum(0).to(weight.scalar_type());
     return result;
   }
 };
@@ -81,7 +83,8 @@ struct WideMatmul : torch::autograd::Function<WideMatmul> {
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightLayout layout) {
   if (!needs_widening(x)) return plain_linear(x, weight, bias, layout);
-  return WideLinear::apply(x, weight, bias, layout == WeightLayout::out_in);
+  const std::optional<Tensor> added = bias.defined() ? std::optional(bias) : std::nullopt;
+  return WideLinear::apply(x, weight, added, layout == WeightLayout::out_in);
 }
 
 Tensor batched_product(const Tensor& a, const Tensor& b) {

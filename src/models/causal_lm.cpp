@@ -42,6 +42,7 @@ void draw(torch::Tensor& parameter, const std::string& name, const ModelConfig& 
     } else {
       parameter.copy_(at::empty(parameter.sizes(), torch::kFloat).normal_(0, deviation, generator));
     }
+    if (config.padding_token && ends_with(name, ".embed_tokens.weight")) parameter[*config.padding_token].zero_();
   }
 }
 

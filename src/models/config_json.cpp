@@ -138,6 +138,7 @@ std::string config_json(const ModelConfig& config, DType dtype) {
   json["tie_word_embeddings"] = config.tied_head;
   json["bos_token_id"] = nullptr;
   json["eos_token_id"] = number_or_null(config.eos_token);
+  if (config.family != ModelFamily::gpt2) json["pad_token_id"] = number_or_null(config.padding_token);
   json["torch_dtype"] = transformers_name(dtype);
   return json.dump(2) + "\n";
 }

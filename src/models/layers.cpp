@@ -13,8 +13,13 @@ Dense::Dense(std::int64_t in, std::int64_t out, bool with_bias, WeightLayout lay
   if (with_bias) bias = register_parameter("bias", at::empty({out}, options));
 }
 
-Embedding::Embedding(std::int64_t rows, std::int64_t width, const torch::TensorOptions& options)
-    : weight(register_parameter("weight", at::empty({rows, width}, options))) {}
+Embedding::Embedding(std::int64_t rows, std::int64_t width, const torch::TensorOptions& options,
+                     std::optional<std::int64_t> padding)
+    : weight(register_parameter("weight", at::empty({rows, width}, options))), padding_(padding) {}
+
+torch::Tensor Embedding::forward(const torch::Tensor& tokens) const {
+  return at::embedding(weight, tokens, padding_.value_or(-1));
+}
 
 LayerNorm::LayerNorm(std::int64_t width, double epsilon, const torch::TensorOptions& options)
     : weight(register_parameter("weight", at::empty({width}, options))),

@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <cstdint>
+#include <optional>
 
 #include "models/arithmetic.h"
 #include "spillway/state/model_config.h"
@@ -25,13 +26,17 @@ class Dense : public torch::nn::Module {
   WeightLayout layout_;
 };
 
-/// A table of vectors with parameter `weight` [rows, width].
+/// A table of vectors with parameter `weight` [rows, width]. Looking up the row `padding` gives it no gradient.
 class Embedding : public torch::nn::Module {
  public:
-  Embedding(std::int64_t rows, std::int64_t width, const torch::TensorOptions& options);
-  torch::Tensor forward(const torch::Tensor& tokens) const { return at::embedding(weight, tokens); }
+  Embedding(std::int64_t rows, std::int64_t width, const torch::TensorOptions& options,
+            std::optional<std::int64_t> padding = std::nullopt);
+  torch::Tensor forward(const torch::Tensor& tokens) const;
 
   torch::Tensor weight;
+
+ private:
+  std::optional<std::int64_t> padding_;
 };
 
 class LayerNorm : public torch::nn::Module {

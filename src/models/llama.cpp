@@ -111,7 +111,7 @@ class Llama : public CausalLM {
   Llama(const ModelConfig& config, const torch::TensorOptions& options) : CausalLM(config) {
     const Shared shared{this->config(), options, dropout(), std::make_shared<AttentionConstants>(config)};
     auto body = register_module("model", std::make_shared<torch::nn::Module>());
-    auto embedding = std::make_shared<Embedding>(config.vocabulary, config.hidden, options);
+    auto embedding = std::make_shared<Embedding>(config.vocabulary, config.hidden, options, config.padding_token);
     body->register_module("embed_tokens", embedding);
     add_block("embedding", {embedding},
               [table = embedding.get()](const auto& inputs) { return std::vector{table->forward(inputs.at(0))}; });

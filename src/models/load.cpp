@@ -50,36 +50,35 @@ class WeightReader {
 
  private:
   // A base model's file has the names without the prefix that the full model gives them.
-  const std::string* stored_name(const std::string& name) {
+  std::optional<std::string> take_stored_name(const std::string& name) {
     const std::string_view prefix = base_prefix(model_.config().family);
-    auto found = unread_.find(name);
-    if (found == unread_.end() && name.starts_with(prefix)) found = unread_.find(name.substr(prefix.size()));
-    return found == unread_.end() ? nullptr : &*found;
+    if (unread_.erase(name) > 0) return name;
+    if (!name.starts_with(prefix)) return std::nullopt;
+    std::string bare = name.substr(prefix.size());
+    if (unread_.erase(bare) > 0) return bare;
+    return std::nullopt;
   }
 
   void plan(const std::string& name, torch::Tensor& parameter) {
-    const std::string* stored = stored_name(name);
-    if (stored == nullptr) {
+    const std::optional<std::string> stored = take_stored_name(name);
+    if (!stored) {
       missing_.push_back(name);
       return;
     }
     const TensorView view = reader_.tensor(*stored);
-    unread_.erase(*stored);
     if (view.shape != parameter.sizes().vec()) {
-      misshapen_.push_back(fmt::format("{} [{}], expected [{}]", view.name, fmt::join(view.shape, ", "),
-                                       fmt::join(parameter.sizes(), ", ")));
+      misfits_.push_back(fmt::format("{} [{}], expected [{}]", view.name, fmt::join(view.shape, ", "),
+                                     fmt::join(parameter.sizes(), ", ")));
     } else if (view.dtype != DType::f32 && view.dtype != DType::bf16 && view.dtype != DType::f16) {
-      misshapen_.push_back(fmt::format("{} of type {}, expected fp32, bf16 or fp16", view.name, to_string(view.dtype)));
+      misfits_.push_back(fmt::format("{} of type {}, expected fp32, bf16 or fp16", view.name, to_string(view.dtype)));
     } else {
       planned_.emplace_back(view, parameter);
     }
   }
 
   void check_tied_head() {
-    const auto head = unread_.find(std::string(kHead));
-    if (!model_.config().tied_head || head == unread_.end()) return;
-    const TensorView stored = reader_.tensor(*head);
-    unread_.erase(head);
+    if (!model_.config().tied_head || unread_.erase(std::string(kHead)) == 0) return;
+    const TensorView stored = reader_.tensor(std::string(kHead));
     const std::string name(embedding_name(model_.config().family));
     const auto embedding = std::find_if(planned_.begin(), planned_.end(),
                                         [&](const auto& item) { return name.ends_with(item.first.name); });
@@ -96,12 +95,12 @@ class WeightReader {
   }
 
   void throw_if_any_misfit() const {
-    if (missing_.empty() && unexpected_.empty() && misshapen_.empty()) return;
+    if (missing_.empty() && unexpected_.empty() && misfits_.empty()) return;
     std::string message = fmt::format("{}: the weights are not those of the {} model that its configuration describes.",
                                       reader_.path().string(), to_string(model_.config().family));
     list(message, "Missing", missing_);
     list(message, "Unexpected", unexpected_);
-    list(message, "Of another shape or type", misshapen_);
+    list(message, "Of another shape or type", misfits_);
     throw FileError(message);
   }
 
@@ -118,7 +117,7 @@ class WeightReader {
   SafetensorsReader reader_;
   std::set<std::string> unread_;
   std::vector<std::pair<TensorView, torch::Tensor>> planned_;
-  std::vector<std::string> missing_, unexpected_, misshapen_;
+  std::vector<std::string> missing_, unexpected_, misfits_;
 };
 
 }  // namespace

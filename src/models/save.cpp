@@ -7,6 +7,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "formats/atomic_file.h"
 #include "models/config_json.h"
 #include "models/scalar_type.h"
 #include "spillway/core/error.h"
@@ -32,19 +33,11 @@ std::string read_text(const fs::path& file) {
   return std::move(text).str();
 }
 
-// Aside, then renamed: the file is the old one or the new one at any time, also where both are the same.
 void write_text(const fs::path& file, const std::string& text) {
-  const fs::path aside = file.string() + ".tmp";
-  std::ofstream stream(aside, std::ios::binary | std::ios::trunc);
-  stream << text;
-  stream.close();
-  if (!stream) {
-    const std::string reason = std::strerror(errno);
-    std::error_code ignored;
-    fs::remove(aside, ignored);
-    throw FileError(fmt::format("{}: cannot be written: {}.", aside.string(), reason));
-  }
-  fs::rename(aside, file);
+  AtomicFile aside(file);
+  aside.write(std::as_bytes(std::span(text)));
+  aside.finish();
+  aside.publish();
 }
 
 std::string config_text(const CausalLM& model, const fs::path& source, DType dtype) {

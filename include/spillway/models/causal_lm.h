@@ -107,12 +107,12 @@ std::shared_ptr<CausalLM> load_causal_lm(const std::filesystem::path& folder, co
 struct SaveOptions {
   /// A Hugging Face folder: its config.json (with the element type brought up to date), generation_config.json and
   /// tokenizer files are taken over. Empty: config.json is written from the model's configuration.
-  std::filesystem::path source_folder;
-  std::optional<DType> dtype;  // of the file; empty: the parameters'
+  std::filesystem::path source_folder{};
+  std::optional<DType> dtype{};  // of the file; empty: the parameters'
   Bytes max_shard{std::int64_t{5} << 30};
   /// Where a parameter's values come from instead of the model: for weights that are elsewhere (a higher-precision
   /// copy, parameters that were released). Asked once a parameter, in order, when its turn to be written comes.
-  std::function<torch::Tensor(const std::string& name)> weights;
+  std::function<torch::Tensor(const std::string& name)> weights{};
 };
 
 /// Writes a folder that load_causal_lm and transformers read. A tied head is stored once, as the embedding.

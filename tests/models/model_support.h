@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "spillway/formats/safetensors.h"
+#include "spillway/models/causal_lm.h"
+
+namespace spillway::test {
+
+namespace fs = std::filesystem;
+
+inline fs::path golden(const std::string& name) {
+  return fs::path(SPILLWAY_SOURCE_DIR) / "tests" / "golden" / name;
+}
+
+/// A new folder that goes away with its object.
+class TempFolder {
+ public:
+  TempFolder() {
+    std::string name = (fs::temp_directory_path() / "spillway-models-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
+    path_ = name;
+  }
+  ~TempFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  TempFolder(const TempFolder&) = delete;
+  TempFolder& operator=(const TempFolder&) = delete;
+
+  const fs::path& path() const { return path_; }
+  fs::path operator/(const std::string& name) const { return path_ / name; }
+
+ private:
+  fs::path path_;
+};
+
+inline std::string read_text(const fs::path& file) {
+  std::ifstream stream(file, std::ios::binary);
+  std::ostringstream text;
+  text << stream.rdbuf();
+  return std::move(text).str();
+}
+
+/// A copy of an fp32 or int32 tensor of a file.
+inline torch::Tensor read_tensor(const SafetensorsReader& reader, const std::string& name) {
+  const TensorView view = reader.tensor(name);
+  torch::Tensor tensor = torch::empty(view.shape, view.dtype == DType::i32 ? torch::kInt : torch::kFloat);
+  if (tensor.nbytes() != view.bytes.size()) throw std::runtime_error(name + " is neither fp32 nor int32");
+  std::memcpy(tensor.data_ptr(), view.bytes.data(), view.bytes.size());
+  return tensor;
+}
+
+inline double largest_difference(const torch::Tensor& a, const torch::Tensor& b) {
+  return (a.to(torch::kDouble) - b.to(torch::kDouble)).abs().max().item<double>();
+}
+
+/// A small Llama: two layers, four heads of eight that share two keys.
+inline ModelConfig small_llama() {
+  ModelConfig config;
+  config.family = ModelFamily::llama;
+  config.vocabulary = 64;
+  config.hidden = 32;
+  config.intermediate = 48;
+  config.layers = 2;
+  config.heads = 4;
+  config.kv_heads = 2;
+  config.head_dim = 8;
+  config.max_position = 32;
+  config.activation = Activation::silu;
+  return config;
+}
+
+inline ModelConfig small_gpt2() {
+  ModelConfig config = small_llama();
+  config.family = ModelFamily::gpt2;
+  config.intermediate = 128;
+  config.kv_heads = 4;
+  config.activation = Activation::gelu_tanh;
+  config.tied_head = true;
+  config.attention_bias = config.attention_output_bias = config.mlp_bias = true;
+  return config;
+}
+
+/// Token numbers that a seed gives, the same in every run.
+inline torch::Tensor some_tokens(std::int64_t batch, std::int64_t length, std::int64_t vocabulary = 64) {
+  return (torch::arange(batch * length) * 37 + 11).remainder(vocabulary).view({batch, length});
+}
+
+/// Moves every weight, so that no norm stands at one and no bias at zero.
+inline void perturb(CausalLM& model) {
+  const torch::NoGradGuard no_grad;
+  for (torch::Tensor& parameter : model.parameters()) {
+    const auto numbers = torch::arange(parameter.numel(), torch::kFloat);
+    parameter.add_((numbers * 1.7).sin().mul_(0.1).view(parameter.sizes()).to(parameter.scalar_type()));
+  }
+}
+
+inline bool equal_parameters(const CausalLM& a, const CausalLM& b) {
+  const auto left = a.named_parameters(), right = b.named_parameters();
+  if (left.size() != right.size()) return false;
+  for (std::size_t i = 0; i < left.size(); ++i) {
+    if (left[i].key() != right[i].key() || !torch::equal(left[i].value(), right[i].value())) return false;
+  }
+  return true;
+}
+
+}  // namespace spillway::test
