@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "kernels/scalars.h"
+#include "kernels/state_formats.h"
 
 #if defined(__CUDACC__)
 #define SPILLWAY_HD __host__ __device__ __forceinline__
@@ -92,11 +93,116 @@ struct F16 {
   }
 };
 
+// ---- small forms of masters and states ----------------------------------------------------------
+
+/// fp32 as a bf16 working copy and 16 more bits, which count from -2^15 to 2^15 - 1 in units of fp32's last place: so
+/// the working copy is the nearest bf16, ties away from zero. Exact for everything but NaN, whose low bits are dropped.
+struct Split {
+  static SPILLWAY_HD float join(std::uint16_t working, std::uint16_t low) {
+    return float_of((std::uint32_t{working} << 16) + (std::uint32_t{low} ^ 0x8000u) - 0x8000u);
+  }
+  static SPILLWAY_HD std::uint32_t bits(float value) {
+    const std::uint32_t plain = bits_of(value);
+    return (plain & ~kSignBit) > kInfinity ? (plain | kQuietBit) & 0xffff0000u : plain;
+  }
+  static SPILLWAY_HD std::uint16_t working(float value) {
+    return static_cast<std::uint16_t>((bits(value) + 0x8000u) >> 16);
+  }
+  static SPILLWAY_HD std::uint16_t low(float value) { return static_cast<std::uint16_t>(bits(value)); }
+};
+
+/// A mixer of 32 bits, one to one. Source: Appleby, the last step of MurmurHash3.
+SPILLWAY_HD std::uint32_t mix(std::uint32_t bits) {
+  bits = (bits ^ (bits >> 16)) * 0x85ebca6bu;
+  bits = (bits ^ (bits >> 13)) * 0xc2b2ae35u;
+  return bits ^ (bits >> 16);
+}
+
+/// The random word of an element: its index, mixed twice between the step's keys, as in the ciphers of Even and Mansour
+/// 1997. Multiplications of 32 bits alone, which every instruction set has in its vectors.
+SPILLWAY_HD std::uint32_t random_word(const RoundingKey& key, std::uint32_t index_low, std::uint32_t index_high) {
+  return mix(mix(index_low ^ key.first) ^ key.second ^ index_high);
+}
+
+/// bf16, rounded to one of the two neighbours at random: up with the probability that makes the mean exact.
+struct StochasticBf16 {
+  /// `random`: 16 bits.
+  static SPILLWAY_HD std::uint16_t narrow(float value, std::uint32_t random) {
+    const std::uint32_t bits = bits_of(value);
+    const bool nan = (bits & ~kSignBit) > kInfinity;
+    return static_cast<std::uint16_t>((nan ? bits | kQuietBit : bits + random) >> 16);
+  }
+};
+
+/// Codes of numbers in [0, 1] that are finer where the numbers are larger: 0, and kLevels levels, of which the e-th
+/// from the top divides (8^-(e+1), 8^-e] into 2^(kLevels-1-e) equal steps. A code's highest bit tells its level.
+/// Everything but the position inside a level is exact in fp32. Source of the idea: Dettmers et al. 2022, dynamic
+/// quantisation, with powers of eight in place of ten.
+template <int kLevels>
+struct DynamicCode {
+  static SPILLWAY_HD float power_of_two(int exponent) {
+    return float_of(static_cast<std::uint32_t>(127 + exponent) << 23);
+  }
+
+  static SPILLWAY_HD float decode(int code) {
+    const int level = static_cast<int>(bits_of(static_cast<float>(code)) >> 23) - 127;  // from the bottom
+    const float step = static_cast<float>(code + 1) * power_of_two(-level) - 1;         // (0, 1]
+    const float value = power_of_two(3 * (level - (kLevels - 1))) * (0.125f + 0.875f * step);
+    return code == 0 ? 0.0f : value;
+  }
+
+  static SPILLWAY_HD int encode(float value) {
+    const int below_one = 126 - static_cast<int>(bits_of(value) >> 23);  // value >= 2^-(below_one + 1)
+    const int exponent = below_one > 0 ? below_one : 0;
+    const int third = exponent * 43 >> 7;                         // exponent / 3
+    const int level = third < kLevels - 1 ? third : kLevels - 1;  // from the top
+    const float steps = power_of_two(kLevels - 1 - level);
+    const float position = (value * power_of_two(3 * level) - 0.125f) * (steps * (8.0f / 7.0f));
+    // Adding 2^23 rounds to an integer, to nearest even.
+    const float rounded = (position > 0 ? position : 0.0f) + 8388608.0f;
+    const int code = static_cast<int>(steps) - 1 + static_cast<int>(bits_of(rounded) & 0x3ffu);
+    return value > 0 ? code : 0;  // 0 for NaN, too
+  }
+};
+
+/// The 8-bit form of a value, relative to its block's scale.
+struct SignedBlock8 {
+  using Code = DynamicCode<7>;
+  static SPILLWAY_HD float scale(float largest) { return largest; }
+  static SPILLWAY_HD std::uint8_t encode(float value, float scale) {
+    const int code = Code::encode(float_of(bits_of(value) & ~kSignBit) / scale);
+    return static_cast<std::uint8_t>(code | static_cast<int>(bits_of(value) >> 24 & 0x80u));
+  }
+  static SPILLWAY_HD float decode(std::uint8_t byte, float scale) {
+    const float magnitude = Code::decode(byte & 0x7f) * scale;
+    return float_of(bits_of(magnitude) | (std::uint32_t{byte} & 0x80u) << 24);
+  }
+};
+
+/// The same for values that are not negative, whose roots are coded: half the range in exponents, so twice as fine.
+/// What is above zero never becomes zero, so that Adam cannot divide a remaining m by nothing.
+struct SquareBlock8 {
+  using Code = DynamicCode<8>;
+  static SPILLWAY_HD float scale(float largest) { return sqrtf(largest); }
+  static SPILLWAY_HD std::uint8_t encode(float value, float scale) {
+    const int code = Code::encode(sqrtf(value) / scale);
+    const int smallest = value > 0 ? 1 : 0;
+    return static_cast<std::uint8_t>(code > smallest ? code : smallest);
+  }
+  static SPILLWAY_HD float decode(std::uint8_t byte, float scale) {
+    const float root = Code::decode(byte) * scale;
+    return root * root;
+  }
+};
+
 // ---- optimizers ---------------------------------------------------------------------------------
-// update(scalars, p, g, states...): `g` already carries the gradient factor.
+// update(scalars, p, g, states...): `g` already carries the gradient factor. kStates: how many, kKinds: of which kind.
 
 /// Source: Kingma and Ba 2015, Algorithm 1; decoupled decay: Loshchilov and Hutter 2019, Algorithm 2.
 struct Adam {
+  static constexpr int kStates = 2;
+  static constexpr StateKind kKinds[] = {StateKind::any_sign, StateKind::square};
+
   static SPILLWAY_HD void update(const AdamScalars& scalars, float& p, float g, float& m, float& v) {
     if (scalars.l2 != 0) g = g + scalars.l2 * p;
     m = scalars.beta1 * m + scalars.c1 * g;
@@ -108,6 +214,9 @@ struct Adam {
 
 /// Without momentum there is no state.
 struct Sgd {
+  static constexpr int kStates = 0;
+  static constexpr StateKind kKinds[] = {StateKind::any_sign};
+
   static SPILLWAY_HD void update(const SgdScalars& scalars, float& p, float g) {
     if (scalars.l2 != 0) g = g + scalars.l2 * p;
     p = p - scalars.lr * g;
@@ -116,6 +225,9 @@ struct Sgd {
 
 /// Source: Sutskever et al. 2013, in PyTorch's form (the rate outside the buffer).
 struct SgdMomentum {
+  static constexpr int kStates = 1;
+  static constexpr StateKind kKinds[] = {StateKind::any_sign};
+
   static SPILLWAY_HD void update(const SgdScalars& scalars, float& p, float g, float& b) {
     if (scalars.l2 != 0) g = g + scalars.l2 * p;
     b = scalars.first ? g : scalars.mu * b + scalars.c * g;
@@ -125,6 +237,9 @@ struct SgdMomentum {
 
 /// Source: Duchi et al. 2011, the diagonal form.
 struct Adagrad {
+  static constexpr int kStates = 1;
+  static constexpr StateKind kKinds[] = {StateKind::square};
+
   static SPILLWAY_HD void update(const AdagradScalars& scalars, float& p, float g, float& h) {
     if (scalars.l2 != 0) g = g + scalars.l2 * p;
     h = h + g * g;
@@ -134,6 +249,9 @@ struct Adagrad {
 
 /// Source: Chen et al. 2023, Algorithm 2.
 struct Lion {
+  static constexpr int kStates = 1;
+  static constexpr StateKind kKinds[] = {StateKind::any_sign};
+
   static SPILLWAY_HD float sign(float u) { return u > 0 ? 1.0f : u < 0 ? -1.0f : u == 0 ? 0.0f : u; }
 
   static SPILLWAY_HD void update(const LionScalars& scalars, float& p, float g, float& m) {

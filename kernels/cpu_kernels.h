@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/scalars.h"
+#include "kernels/state_formats.h"
 
 namespace spillway::kernels {
 
@@ -31,6 +32,20 @@ struct CpuKernels {
                   Element copy_type, std::int64_t count);
   void (*lion)(const LionScalars& scalars, float* p, float* m, const void* g, Element g_type, void* copy,
                Element copy_type, std::int64_t count);
+
+  /// The same with masters and states in their small forms (state_formats.h).
+  void (*adam_packed)(const AdamScalars& scalars, const UpdateArrays& arrays);
+  void (*sgd_packed)(const SgdScalars& scalars, const UpdateArrays& arrays);
+  void (*adagrad_packed)(const AdagradScalars& scalars, const UpdateArrays& arrays);
+  void (*lion_packed)(const LionScalars& scalars, const UpdateArrays& arrays);
+
+  /// A state from and to fp32. `first` and `key` as in UpdateArrays; only bf16 reads them.
+  void (*pack_state)(const StateArray& target, StateKind kind, const float* source, std::int64_t count,
+                     std::int64_t first, const RoundingKey& key);
+  void (*unpack_state)(float* target, const StateArray& source, StateKind kind, std::int64_t count);
+  /// fp32 masters to and from working copies and their low halves.
+  void (*split_master)(std::uint16_t* working, std::uint16_t* low, const float* source, std::int64_t count);
+  void (*join_master)(float* target, const std::uint16_t* working, const std::uint16_t* low, std::int64_t count);
 
   /// target = widen(source): fp32 from any element type (f32: a copy).
   void (*widen)(float* target, const void* source, Element type, std::int64_t count);

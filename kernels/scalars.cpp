@@ -3,7 +3,19 @@
 
 #include <cmath>
 
+#include "kernels/state_formats.h"
+
 namespace spillway::kernels {
+namespace {
+
+// The output function of SplitMix64. Source: Steele, Lea and Flood 2014.
+std::uint64_t mix(std::uint64_t bits) {
+  bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9u;
+  bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebu;
+  return bits ^ (bits >> 31);
+}
+
+}  // namespace
 
 AdamScalars adam_scalars(double lr, double beta1, double beta2, double eps, double weight_decay, bool decoupled,
                          std::int64_t step, float grad_factor) {
@@ -52,6 +64,12 @@ LionScalars lion_scalars(double lr, double beta1, double beta2, double weight_de
           .c2 = static_cast<float>(1 - beta2),
           .lr = static_cast<float>(lr),
           .k = static_cast<float>(1 - lr * weight_decay)};
+}
+
+RoundingKey rounding_key(std::uint64_t seed, std::int64_t step) {
+  constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15u;
+  const std::uint64_t bits = mix(mix(seed + kGolden) + static_cast<std::uint64_t>(step) * kGolden);
+  return {.first = static_cast<std::uint32_t>(bits), .second = static_cast<std::uint32_t>(bits >> 32)};
 }
 
 }  // namespace spillway::kernels

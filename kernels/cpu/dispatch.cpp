@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <array>
 
 #include "kernels/cpu/kernel_sets.h"
@@ -11,17 +15,19 @@ struct Candidate {
   bool runs_here;
 };
 
-bool always() {
-  return true;
+#if defined(__x86_64__)
+// clang 14's __builtin_cpu_supports does not know this one.
+bool has_f16c() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
 }
 
-#if defined(__x86_64__)
 // The builtin also asks whether the operating system saves the wide registers.
 bool has_avx2() {
-  return __builtin_cpu_supports("avx2");
+  return __builtin_cpu_supports("avx2") && has_f16c();
 }
 bool has_avx512() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+  return has_f16c() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 #endif
@@ -29,7 +35,7 @@ bool has_avx512() {
 // Slowest first.
 auto candidates() {
   return std::array {
-    Candidate{&kBaselineKernels, always()},
+    Candidate{&kBaselineKernels, true},
 #if defined(__x86_64__)
         Candidate{&kAvx2Kernels, has_avx2()}, Candidate{&kAvx512Kernels, has_avx512()},
 #endif

@@ -15,14 +15,40 @@ std::int64_t allocation_count() {
 }
 }  // namespace spillway::test
 
-void* operator new(std::size_t size) {
+// All forms are replaced together: under the address sanitizer each has one of its own, and memory must go back the way
+// it came.
+namespace {
+void* counted(std::size_t size) {
   allocations.fetch_add(1, std::memory_order_relaxed);
-  if (void* memory = std::malloc(size == 0 ? 1 : size)) return memory;
-  throw std::bad_alloc();
+  return std::malloc(size == 0 ? 1 : size);
+}
+void* checked(void* memory) {
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+}  // namespace
+
+void* operator new(std::size_t size) {
+  return checked(counted(size));
+}
+void* operator new[](std::size_t size) {
+  return checked(counted(size));
+}
+void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
+  return counted(size);
+}
+void* operator new[](std::size_t size, const std::nothrow_t&) noexcept {
+  return counted(size);
 }
 void operator delete(void* memory) noexcept {
   std::free(memory);
 }
+void operator delete[](void* memory) noexcept {
+  std::free(memory);
+}
 void operator delete(void* memory, std::size_t) noexcept {
+  std::free(memory);
+}
+void operator delete[](void* memory, std::size_t) noexcept {
   std::free(memory);
 }

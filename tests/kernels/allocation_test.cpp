@@ -8,11 +8,14 @@
 #include "kernels/allocation_counter.h"
 #include "kernels/bit_equality.h"
 #include "kernels/exact_sum.h"
+#include "kernels/format_reference.h"
 
 namespace spillway::test {
 namespace {
 
 using kernels::Element;
+using kernels::StateFormat;
+using kernels::StateKind;
 
 TEST(Allocation, KernelsAndExactSumsAllocateNothing) {
   constexpr std::int64_t kCount = 5 * kernels::kGrain + 17;
@@ -23,11 +26,21 @@ TEST(Allocation, KernelsAndExactSumsAllocateNothing) {
     std::vector<std::uint16_t> copy(kCount);
     std::vector<double> sums(6);
     kernels::ExactSum sum;
+    PackedState m(StateFormat::bf16, StateKind::any_sign, kCount), v(StateFormat::block8, StateKind::square, kCount);
+    std::vector<std::uint16_t> working(kCount), low(kCount);
+    kernels::UpdateArrays arrays;
+    arrays.p = {nullptr, working.data(), low.data()};
+    arrays.states[0] = m.array(0);
+    arrays.states[1] = v.array(0);
+    arrays.g = state.g.data();
+    arrays.count = kCount;
+    const auto scalars = kernels::adam_scalars(1e-3, 0.9, 0.999, 1e-8, 0, true, 1, 1);
     const std::int64_t before = allocation_count();
     for (const Optimizer& optimizer : optimizers()) {
       optimizer.kernel(*set, Hyper{}, 2, 1, state.p.data(), state.s0.data(), state.s1.data(), gradients.data(),
                        Element::bf16, copy.data(), Element::f16, kCount);
     }
+    set->adam_packed(scalars, arrays);
     set->widen(state.g.data(), gradients.data(), Element::bf16, kCount);
     set->accumulate(state.g.data(), gradients.data(), Element::bf16, kCount);
     set->narrow(copy.data(), Element::bf16, state.g.data(), kCount);

@@ -4,12 +4,14 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 namespace spillway::test {
 namespace {
 
 using kernels::CpuKernels;
 using kernels::Element;
+using kernels::StateKind;
 
 // A 16-bit floating type: value = significand * 2^exponent with at most `precision` bits and exponent >= min_exponent.
 struct Format {
@@ -64,11 +66,19 @@ void adam_reference(const Hyper& hyper, std::int64_t step, float f, std::span<fl
 }
 
 template <bool kDecoupled>
-void adam_kernel(const CpuKernels& set, const Hyper& h, std::int64_t step, float factor, float* p, float* s0, float* s1,
-                 const void* g, Element g_type, void* copy, Element copy_type, std::int64_t count) {
-  set.adam(kernels::adam_scalars(h.lr, h.beta1, h.beta2, h.eps, h.weight_decay, kDecoupled, step, factor), p, s0, s1, g,
-           g_type, copy, copy_type, count);
-}
+struct AdamCase {
+  static kernels::AdamScalars scalars(const Hyper& h, std::int64_t step, float factor) {
+    return kernels::adam_scalars(h.lr, h.beta1, h.beta2, h.eps, h.weight_decay, kDecoupled, step, factor);
+  }
+  static void kernel(const CpuKernels& set, const Hyper& hyper, std::int64_t step, float factor, float* p, float* s0,
+                     float* s1, const void* g, Element g_type, void* copy, Element copy_type, std::int64_t count) {
+    set.adam(scalars(hyper, step, factor), p, s0, s1, g, g_type, copy, copy_type, count);
+  }
+  static void packed(const CpuKernels& set, const Hyper& hyper, std::int64_t step, float factor,
+                     const kernels::UpdateArrays& arrays) {
+    set.adam_packed(scalars(hyper, step, factor), arrays);
+  }
+};
 
 struct Plain {
   static Hyper of(Hyper hyper) { return hyper.momentum = 0, hyper; }
@@ -102,12 +112,21 @@ void sgd_reference(const Hyper& given, std::int64_t step, float f, std::span<flo
 }
 
 template <class Variant>
-void sgd_kernel(const CpuKernels& set, const Hyper& given, std::int64_t step, float factor, float* p, float* s0, float*,
-                const void* g, Element g_type, void* copy, Element copy_type, std::int64_t count) {
-  const Hyper h = Variant::of(given);
-  set.sgd(kernels::sgd_scalars(h.lr, h.momentum, h.dampening, h.weight_decay, h.nesterov, step, factor), p,
-          h.momentum == 0 ? nullptr : s0, g, g_type, copy, copy_type, count);
-}
+struct SgdCase {
+  static kernels::SgdScalars scalars(const Hyper& given, std::int64_t step, float factor) {
+    const Hyper h = Variant::of(given);
+    return kernels::sgd_scalars(h.lr, h.momentum, h.dampening, h.weight_decay, h.nesterov, step, factor);
+  }
+  static void kernel(const CpuKernels& set, const Hyper& hyper, std::int64_t step, float factor, float* p, float* s0,
+                     float*, const void* g, Element g_type, void* copy, Element copy_type, std::int64_t count) {
+    const bool stateless = Variant::of(hyper).momentum == 0;
+    set.sgd(scalars(hyper, step, factor), p, stateless ? nullptr : s0, g, g_type, copy, copy_type, count);
+  }
+  static void packed(const CpuKernels& set, const Hyper& hyper, std::int64_t step, float factor,
+                     const kernels::UpdateArrays& arrays) {
+    set.sgd_packed(scalars(hyper, step, factor), arrays);
+  }
+};
 
 void adagrad_reference(const Hyper& hyper, std::int64_t step, float f, std::span<float> p, std::span<float> h,
                        std::span<float>, std::span<const float> g_in) {
@@ -121,11 +140,19 @@ void adagrad_reference(const Hyper& hyper, std::int64_t step, float f, std::span
   }
 }
 
-void adagrad_kernel(const CpuKernels& set, const Hyper& h, std::int64_t step, float factor, float* p, float* s0, float*,
-                    const void* g, Element g_type, void* copy, Element copy_type, std::int64_t count) {
-  set.adagrad(kernels::adagrad_scalars(h.lr, h.lr_decay, h.eps, h.weight_decay, step, factor), p, s0, g, g_type, copy,
-              copy_type, count);
-}
+struct AdagradCase {
+  static kernels::AdagradScalars scalars(const Hyper& h, std::int64_t step, float factor) {
+    return kernels::adagrad_scalars(h.lr, h.lr_decay, h.eps, h.weight_decay, step, factor);
+  }
+  static void kernel(const CpuKernels& set, const Hyper& hyper, std::int64_t step, float factor, float* p, float* s0,
+                     float*, const void* g, Element g_type, void* copy, Element copy_type, std::int64_t count) {
+    set.adagrad(scalars(hyper, step, factor), p, s0, g, g_type, copy, copy_type, count);
+  }
+  static void packed(const CpuKernels& set, const Hyper& hyper, std::int64_t step, float factor,
+                     const kernels::UpdateArrays& arrays) {
+    set.adagrad_packed(scalars(hyper, step, factor), arrays);
+  }
+};
 
 float sign(float u) {
   if (std::isnan(u)) return u;
@@ -147,22 +174,38 @@ void lion_reference(const Hyper& hyper, std::int64_t, float f, std::span<float> 
   }
 }
 
-void lion_kernel(const CpuKernels& set, const Hyper& h, std::int64_t, float factor, float* p, float* s0, float*,
-                 const void* g, Element g_type, void* copy, Element copy_type, std::int64_t count) {
-  set.lion(kernels::lion_scalars(h.lr, h.beta1, h.beta2, h.weight_decay, factor), p, s0, g, g_type, copy, copy_type,
-           count);
+struct LionCase {
+  static kernels::LionScalars scalars(const Hyper& h, float factor) {
+    return kernels::lion_scalars(h.lr, h.beta1, h.beta2, h.weight_decay, factor);
+  }
+  static void kernel(const CpuKernels& set, const Hyper& hyper, std::int64_t, float factor, float* p, float* s0, float*,
+                     const void* g, Element g_type, void* copy, Element copy_type, std::int64_t count) {
+    set.lion(scalars(hyper, factor), p, s0, g, g_type, copy, copy_type, count);
+  }
+  static void packed(const CpuKernels& set, const Hyper& hyper, std::int64_t, float factor,
+                     const kernels::UpdateArrays& arrays) {
+    set.lion_packed(scalars(hyper, factor), arrays);
+  }
+};
+
+template <class Case>
+Optimizer optimizer(const char* name, std::vector<StateKind> states, Optimizer::Reference reference) {
+  return {name, std::move(states), Case::kernel, Case::packed, reference};
 }
 
-constexpr Optimizer kOptimizers[] = {
-    {"adamw", 2, adam_kernel<true>, adam_reference<true>},
-    {"adam", 2, adam_kernel<false>, adam_reference<false>},
-    {"sgd", 0, sgd_kernel<Plain>, sgd_reference<Plain>},
-    {"momentum", 1, sgd_kernel<Momentum>, sgd_reference<Momentum>},
-    {"dampened", 1, sgd_kernel<Dampened>, sgd_reference<Dampened>},
-    {"nesterov", 1, sgd_kernel<Nesterov>, sgd_reference<Nesterov>},
-    {"adagrad", 1, adagrad_kernel, adagrad_reference},
-    {"lion", 1, lion_kernel, lion_reference},
-};
+std::vector<Optimizer> all_optimizers() {
+  const std::vector<StateKind> moments{StateKind::any_sign, StateKind::square}, one{StateKind::any_sign};
+  return {
+      optimizer<AdamCase<true>>("adamw", moments, adam_reference<true>),
+      optimizer<AdamCase<false>>("adam", moments, adam_reference<false>),
+      optimizer<SgdCase<Plain>>("sgd", {}, sgd_reference<Plain>),
+      optimizer<SgdCase<Momentum>>("momentum", one, sgd_reference<Momentum>),
+      optimizer<SgdCase<Dampened>>("dampened", one, sgd_reference<Dampened>),
+      optimizer<SgdCase<Nesterov>>("nesterov", one, sgd_reference<Nesterov>),
+      optimizer<AdagradCase>("adagrad", {StateKind::square}, adagrad_reference),
+      optimizer<LionCase>("lion", one, lion_reference),
+  };
+}
 
 }  // namespace
 
@@ -190,7 +233,8 @@ std::uint16_t narrow_reference(float value, Element type) {
 }
 
 std::span<const Optimizer> optimizers() {
-  return kOptimizers;
+  static const std::vector<Optimizer> all = all_optimizers();
+  return all;
 }
 
 }  // namespace spillway::test

@@ -25,14 +25,17 @@ std::uint16_t narrow_reference(float value, kernels::Element type);
 /// One optimizer: its kernel and its reference behind one signature. States that it does not have are not touched.
 struct Optimizer {
   const char* name;
-  int states;
+  std::vector<kernels::StateKind> states;
 
   using Kernel = void (*)(const kernels::CpuKernels& set, const Hyper& hyper, std::int64_t step, float factor, float* p,
                           float* s0, float* s1, const void* g, kernels::Element g_type, void* copy,
                           kernels::Element copy_type, std::int64_t count);
+  using Packed = void (*)(const kernels::CpuKernels& set, const Hyper& hyper, std::int64_t step, float factor,
+                          const kernels::UpdateArrays& arrays);
   using Reference = void (*)(const Hyper& hyper, std::int64_t step, float factor, std::span<float> p,
                              std::span<float> s0, std::span<float> s1, std::span<const float> g);
   Kernel kernel;
+  Packed packed;
   Reference reference;
 };
 
