@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <optional>
 #include <string>
 #include <vector>
@@ -33,14 +34,16 @@ constexpr int kFailed = 1, kUsage = 2, kDoesNotFit = 3;
 
 struct Options {
   std::string model, init, data, eval_data, output, offload, log, trace;
-  std::string device_memory, link_bandwidth, host_memory, chunk_size, precision = "fp32", preset, device, prompt;
-  std::string lr_schedule = "constant";
+  std::string device_memory, link_bandwidth, host_memory, chunk_size, precision, preset, device, prompt;
+  std::string lr_schedule;
   std::vector<double> betas;
   std::optional<double> lr, eps, weight_decay, clip_norm;
   std::optional<int> threads;
-  std::int64_t batch_size = 8, seq_len = 0, grad_accum = 1, steps = 0, warmup_steps = 0;
+  std::optional<std::int64_t> grad_accum, warmup_steps;
+  std::optional<double> min_lr_ratio;
+  std::int64_t batch_size = 8, seq_len = 0, steps = 0;
   std::int64_t eval_every = 0, eval_batches = 32, generate = 0, progress_every = 10;
-  double epochs = 0, min_lr_ratio = 0;
+  double epochs = 0;
   std::uint64_t seed = 0;
   bool no_shuffle = false;
 };
@@ -57,9 +60,11 @@ void add_model_and_data_flags(CLI::App& app, Options& o) {
   auto* model = app.add_option("--model", o.model, "Hugging Face folder to start from")->check(CLI::ExistingDirectory);
   app.add_option("--init", o.init, "config.json of a model to start from random weights")->excludes(model);
   app.add_option("--data", o.data, "training rows: .bin tokens or .safetensors")->required();
-  app.add_option("--eval-data", o.eval_data, "held-out rows: evaluated before, after and every --eval-every steps");
+  auto* eval_data =
+      app.add_option("--eval-data", o.eval_data, "held-out rows: evaluated before, after and every --eval-every steps");
   app.add_option("--eval-every", o.eval_every, "steps between evaluations; 0: only before and after")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::NonNegativeNumber)
+      ->needs(eval_data);
   app.add_option("--eval-batches", o.eval_batches, "micro-batches of an evaluation; 0: all")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
@@ -76,8 +81,10 @@ void add_model_and_data_flags(CLI::App& app, Options& o) {
   app.add_option("--progress-every", o.progress_every, "steps between progress lines; 0: none")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  app.add_option("--generate", o.generate, "tokens to generate greedily at the end")->check(CLI::NonNegativeNumber);
-  app.add_option("--prompt", o.prompt, "bytes to start generation from (models with a vocabulary of 256)");
+  auto* generate =
+      app.add_option("--generate", o.generate, "tokens to generate greedily at the end")->check(CLI::NonNegativeNumber);
+  app.add_option("--prompt", o.prompt, "bytes to start generation from (models with a vocabulary of 256)")
+      ->needs(generate);
 }
 
 void add_training_flags(CLI::App& app, Options& o) {
@@ -85,16 +92,12 @@ void add_training_flags(CLI::App& app, Options& o) {
   app.add_option("--epochs", o.epochs, "passes over the data, instead of --steps")
       ->check(CLI::PositiveNumber)
       ->excludes("--steps");
-  app.add_option("--grad-accum", o.grad_accum, "micro-batches a step")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  app.add_option("--grad-accum", o.grad_accum, "micro-batches a step [1]")->check(CLI::PositiveNumber);
   app.add_option("--lr", o.lr, "learning rate [0.001]")->check(CLI::NonNegativeNumber);
-  app.add_option("--lr-schedule", o.lr_schedule, "constant, linear or cosine")
-      ->check(CLI::IsMember({"constant", "linear", "cosine"}))
-      ->capture_default_str();
-  app.add_option("--min-lr-ratio", o.min_lr_ratio, "where linear and cosine end, relative to --lr")
-      ->check(CLI::Range(0.0, 1.0))
-      ->capture_default_str();
+  app.add_option("--lr-schedule", o.lr_schedule, "constant, linear or cosine [constant]")
+      ->check(CLI::IsMember({"constant", "linear", "cosine"}));
+  app.add_option("--min-lr-ratio", o.min_lr_ratio, "where linear and cosine end, relative to --lr [0]")
+      ->check(CLI::Range(0.0, 1.0));
   app.add_option("--warmup-steps", o.warmup_steps, "steps of linear warm-up")->check(CLI::NonNegativeNumber);
   app.add_option("--betas", o.betas, "AdamW's two decay rates [0.9,0.999]")->delimiter(',')->expected(2);
   app.add_option("--eps", o.eps, "AdamW's epsilon [1e-8]")->check(CLI::NonNegativeNumber);
@@ -102,7 +105,8 @@ void add_training_flags(CLI::App& app, Options& o) {
       ->check(CLI::NonNegativeNumber);
   app.add_option("--clip-norm", o.clip_norm, "limit of the global gradient norm; 0: off [0]")
       ->check(CLI::NonNegativeNumber);
-  app.add_option("--precision", o.precision, "fp32")->capture_default_str();
+  app.add_option("--precision", o.precision, "fp32, bf16 or fp16, with fp32 masters in each [fp32]")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
 }
 
 void add_offload_flags(CLI::App& app, Options& o) {
@@ -129,8 +133,27 @@ void apply_device(const std::string& text, spillway::DeviceConfig& device) {
   device.ordinal = ordinal;
 }
 
+std::int64_t total_steps(const Options& o, std::int64_t rows, std::int64_t micro_batches) {
+  if (o.steps > 0) return o.steps;
+  const double epochs = o.epochs > 0 ? o.epochs : 1;
+  const auto rows_a_step = static_cast<double>(o.batch_size * micro_batches);
+  return std::max<std::int64_t>(1, std::llround(std::ceil(static_cast<double>(rows) * epochs / rows_a_step)));
+}
+
+void apply_lr_schedule(const Options& o, std::int64_t steps, spillway::LrScheduleConfig& schedule) {
+  using Kind = spillway::LrScheduleConfig::Kind;
+  if (!o.lr_schedule.empty()) {
+    schedule.kind = o.lr_schedule == "linear"   ? Kind::linear
+                    : o.lr_schedule == "cosine" ? Kind::cosine
+                                                : Kind::constant;
+    schedule.total_steps = steps;
+  }
+  schedule.warmup_steps = o.warmup_steps.value_or(schedule.warmup_steps);
+  schedule.final_factor = o.min_lr_ratio.value_or(schedule.final_factor);
+}
+
 /// The configuration file, if any, with what the command line says on top.
-Config make_config(const Options& o, std::int64_t steps) {
+Config make_config(const Options& o, const spillway::TokenFile& data, std::int64_t& steps) {
   Config config = o.offload.empty() ? Config{} : Config::load(o.offload);
   if (!o.preset.empty()) config.schedule = o.preset;
   if (!o.device.empty()) apply_device(o.device, config.device);
@@ -140,9 +163,7 @@ Config make_config(const Options& o, std::int64_t steps) {
     config.device.upload_bandwidth = config.device.download_bandwidth = spillway::parse_bandwidth(o.link_bandwidth);
   }
   if (!o.chunk_size.empty()) config.chunk_elements = spillway::parse_bytes(o.chunk_size).value;
-  const std::optional<spillway::DType> precision = spillway::parse_dtype(o.precision);
-  spillway::require(precision.has_value(), "--precision " + o.precision + ": expected fp32");
-  config.precision = *precision;
+  if (!o.precision.empty()) config.precision = *spillway::parse_dtype(o.precision);
   config.threads = o.threads.value_or(config.threads);
   spillway::Hyperparameters& h = config.hyperparameters;
   h.lr = o.lr.value_or(h.lr);
@@ -159,25 +180,11 @@ Config make_config(const Options& o, std::int64_t steps) {
     config.groups.push_back(no_decay);
   }
   config.clip_norm = o.clip_norm.value_or(config.clip_norm);
-  config.accumulation = o.grad_accum;
-  if (o.lr_schedule != "constant" || o.warmup_steps > 0) {
-    using Kind = spillway::LrScheduleConfig::Kind;
-    config.lr_schedule.kind = o.lr_schedule == "linear"   ? Kind::linear
-                              : o.lr_schedule == "cosine" ? Kind::cosine
-                                                          : Kind::constant;
-    config.lr_schedule.warmup_steps = o.warmup_steps;
-    config.lr_schedule.total_steps = steps;
-    config.lr_schedule.final_factor = o.min_lr_ratio;
-  }
+  config.accumulation = o.grad_accum.value_or(std::max<std::int64_t>(config.accumulation, 1));
+  steps = total_steps(o, data.rows(), config.accumulation);
+  apply_lr_schedule(o, steps, config.lr_schedule);
   config.validate();
   return config;
-}
-
-std::int64_t total_steps(const Options& o, std::int64_t rows) {
-  if (o.steps > 0) return o.steps;
-  const double epochs = o.epochs > 0 ? o.epochs : 1;
-  return std::max<std::int64_t>(1, std::llround(std::ceil(static_cast<double>(rows) * epochs /
-                                                          static_cast<double>(o.batch_size * o.grad_accum))));
 }
 
 /// One step: forward and backward of each micro-batch, then the update.
@@ -222,6 +229,8 @@ void print_evaluation(const char* when, spillway::CausalLM& model, const std::op
 void print_generation(spillway::CausalLM& model, const spillway::TokenFile& data, const Options& o) {
   if (o.generate == 0) return;
   const std::int64_t vocabulary = model.config().vocabulary;
+  spillway::require(o.prompt.empty() || vocabulary <= 256,
+                    "--prompt is bytes: it needs a model with a vocabulary of 256");
   std::vector<std::int64_t> prompt(o.prompt.begin(), o.prompt.end());
   for (std::int64_t& token : prompt) token &= 0xFF;
   if (prompt.empty()) {  // the beginning of the data's first row
@@ -242,20 +251,33 @@ void print_generation(spillway::CausalLM& model, const spillway::TokenFile& data
   std::printf("\n----\n");
 }
 
+/// Before hours of training, not after: whether what is written at the end can be.
+void probe_outputs(const Options& o) {
+  std::error_code error;
+  std::filesystem::create_directories(o.output, error);
+  const std::filesystem::path probe = std::filesystem::path(o.output) / ".spillway_probe";
+  const bool writable = static_cast<bool>(std::ofstream(probe) << "x");
+  std::filesystem::remove(probe, error);
+  if (!writable) throw spillway::FileError("--output " + o.output + ": cannot write there");
+  if (!o.trace.empty() && !std::ofstream(o.trace, std::ios::app)) {
+    throw spillway::FileError("--trace " + o.trace + ": cannot write there");
+  }
+}
+
 int run(const Options& o) {
   spillway::require(!o.model.empty() || !o.init.empty(), "one of --model and --init is needed");
-  const std::optional<spillway::DType> precision = spillway::parse_dtype(o.precision);
   at::globalContext().setDeterministicAlgorithms(true, false);
   torch::manual_seed(o.seed);
 
   const spillway::TokenFile data(o.data, o.seq_len);
   std::optional<spillway::TokenFile> eval_data;
   if (!o.eval_data.empty()) eval_data.emplace(o.eval_data, data.length());
-  const std::int64_t steps = total_steps(o, data.rows());
-  const Config config = make_config(o, steps);
+  std::int64_t steps = 0;
+  const Config config = make_config(o, data, steps);
+  probe_outputs(o);
 
-  const auto model = o.init.empty() ? spillway::load_causal_lm(o.model, {.dtype = *precision})
-                                    : spillway::make_causal_lm(spillway::ModelConfig::load(o.init), o.seed, *precision);
+  const auto model = o.init.empty() ? spillway::load_causal_lm(o.model)
+                                    : spillway::make_causal_lm(spillway::ModelConfig::load(o.init), o.seed);
   model->set_dropout_seed(o.seed);
   spillway::Engine engine(*model, config, {.trace_events = o.trace.empty() ? 0 : 1 << 20});
   spillway::DataLoader loader(data, model->config().vocabulary, {o.batch_size, !o.no_shuffle, o.seed});
@@ -263,20 +285,24 @@ int run(const Options& o) {
   std::printf("training %s: %lld rows of %lld tokens, %lld steps of %lld x %lld rows, schedule %s\n",
               std::string(to_string(model->config().family)).c_str(), static_cast<long long>(data.rows()),
               static_cast<long long>(data.length()), static_cast<long long>(steps),
-              static_cast<long long>(o.grad_accum), static_cast<long long>(o.batch_size), config.schedule.c_str());
+              static_cast<long long>(config.accumulation), static_cast<long long>(o.batch_size),
+              config.schedule.c_str());
 
   print_evaluation("before training", *model, eval_data, o);
   model->train();
   for (std::int64_t step = 1; step <= steps; ++step) {
-    const spillway::StepRecord record = train_step(*model, engine, loader, o.grad_accum);
+    const spillway::StepRecord record = train_step(*model, engine, loader, config.accumulation);
     log.write(record);
     if (o.progress_every > 0 && (step % o.progress_every == 0 || step == 1 || step == steps))
       print_progress(record, steps);
-    if (o.eval_every > 0 && step % o.eval_every == 0 && step != steps) print_evaluation("", *model, eval_data, o);
+    if (o.eval_every > 0 && step % o.eval_every == 0 && step != steps) print_evaluation("so far", *model, eval_data, o);
   }
   engine.wait_parameters();
   print_evaluation("after training", *model, eval_data, o);
-  spillway::save_causal_lm(*model, o.output, {.source_folder = o.model, .dtype = spillway::DType::f32});
+  spillway::save_causal_lm(
+      *model, o.output, {.source_folder = o.model, .dtype = config.precision, .weights = [&](const std::string& name) {
+                           return engine.weight(name);
+                         }});
   std::printf("saved to %s\n", o.output.c_str());
   print_generation(*model, eval_data ? *eval_data : data, o);
   std::printf("%s", spillway::describe(engine.summary()).c_str());
@@ -301,6 +327,9 @@ int main(int argc, char** argv) {
   } catch (const spillway::OutOfMemory& error) {
     std::fprintf(stderr, "finetune: does not fit: %s\n", error.what());
     return kDoesNotFit;
+  } catch (const spillway::InvalidArgument& error) {
+    std::fprintf(stderr, "finetune: %s\n", error.what());
+    return kUsage;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "finetune: %s\n", error.what());
     return kFailed;

@@ -51,16 +51,20 @@ python3 scripts/prepare_data.py --output "$output/tokens.bin" --suffixes .h,.hpp
 
 # One set of flags for both runs: only the placement differs.
 job=(--init examples/tiny_llama.json --data "$output/tokens.bin" --eval-data "$output/tokens.validation.bin"
-  --seq-len 64 --batch-size 4 --steps "$steps" --lr 1e-3 --lr-schedule cosine --warmup-steps 20 --clip-norm 1.0
+  --seq-len 64 --batch-size 4 --lr 1e-3 --lr-schedule cosine --warmup-steps 20 --clip-norm 1.0
   --weight-decay 0.1 --betas 0.9,0.95 --device emulated --device-memory "$device_memory" --link-bandwidth 12GB/s
   --seed 1 --output "$output/model" --log "$output/log.jsonl")
 
-step "Everything resident on a device of $device_memory: refused"
+step "Everything resident on a device of $device_memory"
 status=0
-"$finetune" "${job[@]}" --preset resident || status=$?
-[ "$status" = 3 ] || die "The resident run was expected to be refused for lack of memory (exit code 3); it ended with $status."
+"$finetune" "${job[@]}" --preset resident --steps 1 --eval-batches 1 --progress-every 0 || status=$?
+case $status in
+  3) ;;
+  0) say "It fits after all: a device of $device_memory is large enough for everything. Training offloaded all the same." ;;
+  *) die "finetune ended with $status." ;;
+esac
 
 step "States offloaded: trains on the same device"
-"$finetune" "${job[@]}" --preset zero_offload --trace "$output/timeline.json" --progress-every 25 \
+"$finetune" "${job[@]}" --preset zero_offload --steps "$steps" --trace "$output/timeline.json" --progress-every 25 \
   --generate 160 --prompt "#include <"
 say "The model is in $output/model, the log in $output/log.jsonl, the timeline (ui.perfetto.dev) in $output/timeline.json."

@@ -172,6 +172,27 @@ void read_lr_schedule(const json& object, const std::string& source, LrScheduleC
   section.finish();
 }
 
+void read_loss_scale(const json& object, const std::string& source, LossScaleConfig& scale) {
+  Section section(object, source + ": loss_scale");
+  section.read("initial", scale.initial);
+  section.read("growth", scale.growth);
+  section.read("growth_interval", scale.growth_interval);
+  section.read("backoff", scale.backoff);
+  section.read("hysteresis", scale.hysteresis);
+  section.read("minimum", scale.minimum);
+  section.read("most_skips_at_minimum", scale.most_skips_at_minimum);
+  section.finish();
+}
+
+void check_loss_scale(const LossScaleConfig& scale) {
+  require(std::isfinite(scale.initial) && scale.minimum > 0 && scale.initial >= scale.minimum,
+          "loss_scale: initial and minimum must be above zero, and initial at least minimum");
+  require(scale.growth > 1 && std::isfinite(scale.growth), "loss_scale: growth must be above one");
+  require(scale.backoff > 0 && scale.backoff < 1, "loss_scale: backoff must be between zero and one");
+  require(scale.growth_interval >= 1 && scale.hysteresis >= 1 && scale.most_skips_at_minimum >= 1,
+          "loss_scale: growth_interval, hysteresis and most_skips_at_minimum must be at least one");
+}
+
 void check_hyperparameters(const std::string& where, const Hyperparameters& h) {
   require(std::isfinite(h.lr) && h.lr >= 0,
           fmt::format("{}: the learning rate is {}; expected zero or more", where, h.lr));
@@ -240,6 +261,7 @@ Config Config::parse(const std::string& text, const std::string& source) {
     }
   }
   if (const json* value = section.find("lr_schedule")) read_lr_schedule(*value, source, config.lr_schedule);
+  if (const json* value = section.find("loss_scale")) read_loss_scale(*value, source, config.loss_scale);
   section.read("clip_norm", config.clip_norm);
   section.read("accumulation", config.accumulation);
   section.read("chunk_elements", config.chunk_elements);
@@ -272,6 +294,7 @@ void Config::validate() const {
     require(!group.max_dims || *group.max_dims >= 0, fmt::format("group \"{}\": max_dims is negative", group.match));
   }
   check_lr_schedule(lr_schedule);
+  check_loss_scale(loss_scale);
   require(std::isfinite(clip_norm) && clip_norm >= 0,
           fmt::format("clip_norm is {}; expected zero (off) or more", clip_norm));
   require(accumulation >= 0, "accumulation is negative");

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdio>
 #include <fstream>
 #include <string>
 
@@ -90,6 +91,20 @@ std::unique_ptr<Machine> make_emulated_machine(MachineOptions options) {
   require(options.threads >= 1,
           fmt::format("{} optimizer threads were asked for; expected at least 1", options.threads));
   return std::make_unique<EmulatedMachine>(options);
+}
+
+std::optional<Bytes> available_host_memory() {
+  std::optional<Bytes> available;
+  std::ifstream system("/proc/meminfo");
+  for (std::string line; std::getline(system, line);) {
+    long long kibibytes = 0;
+    if (std::sscanf(line.c_str(), "MemAvailable: %lld kB", &kibibytes) == 1) available = Bytes{kibibytes * 1024};
+  }
+  std::int64_t limit = 0, used = 0;
+  std::ifstream max("/sys/fs/cgroup/memory.max"), current("/sys/fs/cgroup/memory.current");
+  if (available && max >> limit && current >> used)
+    available = std::min(*available, Bytes{std::max<std::int64_t>(0, limit - used)});
+  return available;
 }
 
 int available_cores() {

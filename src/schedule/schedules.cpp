@@ -15,8 +15,8 @@ namespace spillway {
 namespace {
 
 constexpr std::array<ScheduleEntry, 2> kSchedules{{
-    {"resident", "everything stays on the device: the reference",
-     ChunkPlacement::all(Tier::device), false, make_resident},
+    {"resident", "everything stays on the device: the reference", ChunkPlacement::all(Tier::device), false,
+     make_resident},
     {"zero_offload", "gradients, masters, optimizer states and the update on the host (ZeRO-Offload)",
      ChunkPlacement::all(Tier::pinned), true, make_zero_offload},
 }};

@@ -27,8 +27,8 @@ class ZeroOffload final : public Schedule {
 
   void gradient_ready(const Gradient& gradient) override {
     for (const Segment& segment : runtime_.layout().parameter_segments(gradient.parameter)) {
-      OpenChunk& open = open_chunk(segment.chunk);
-      open.staged = runtime_.stage(segment, gradient, *open.slot);
+      OpenChunk& open = open_chunk(segment);
+      open.staged = runtime_.stage(segment, gradient, *open.slot, open.staged);
       open.segments.push_back(&segment);
       if (open.segments.size() == runtime_.layout().chunk_segments(segment.chunk).size()) send(segment.chunk);
     }
@@ -62,10 +62,17 @@ class ZeroOffload final : public Schedule {
     std::vector<const Segment*> segments;
   };
 
-  OpenChunk& open_chunk(std::int64_t chunk) {
+  OpenChunk& open_chunk(const Segment& segment) {
+    const std::int64_t chunk = segment.chunk;
     const auto found =
         std::find_if(open_.begin(), open_.end(), [&](const OpenChunk& open) { return open.chunk == chunk; });
-    if (found != open_.end()) return *found;
+    if (found != open_.end()) {
+      const std::vector<const Segment*>& has = found->segments;
+      if (std::find(has.begin(), has.end(), &segment) == has.end()) return *found;
+      // A parameter whose gradient comes in several parts (a nested backward): what is in the slot leaves before the
+      // next part is staged, and the parts are added on the host.
+      send(chunk);
+    }
     // Every slot may be collecting when gradients come in another order than parameters: then the chunk opened first
     // leaves with what it has, and its remaining gradients follow on their own.
     if (open_.size() == runtime_.device_slots().size()) send(open_.front().chunk);

@@ -48,7 +48,7 @@ MemoryPlan plan_state(const Layout& layout, const StateSpec& spec) {
       walk.fp32(at.optimizer_state, MemoryUse::optimizer_states, c);
   }
   for (std::int64_t i = 0; i < spec.device_slots; ++i) walk.slot(Tier::device);
-  for (std::int64_t i = 0; i < spec.pinned_slots; ++i) walk.slot(Tier::pinned);
+  for (std::int64_t i = 0; i < spec.pinned_slots + spec.upload_slots; ++i) walk.slot(Tier::pinned);
   return plan;
 }
 
@@ -76,6 +76,7 @@ ChunkStore::ChunkStore(const Layout& layout, StateSpec spec, StatePools pools)
   }
   for (std::int64_t i = 0; i < spec_.device_slots; ++i) device_slots_.push_back({walk.slot(Tier::device)});
   for (std::int64_t i = 0; i < spec_.pinned_slots; ++i) pinned_slots_.push_back({walk.slot(Tier::pinned)});
+  for (std::int64_t i = 0; i < spec_.upload_slots; ++i) upload_slots_.push_back({walk.slot(Tier::pinned)});
 }
 
 View ChunkStore::working(std::int64_t chunk) const {

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -47,6 +48,7 @@ std::int64_t Engine::rows_of(const torch::Tensor& tensor) {
 std::int64_t Engine::enter_block(const torch::nn::Module& module, std::int64_t rows) {
   GatedBlock& block = impl_->gated_block(module);
   for (std::int64_t chunk : block.chunks) impl_->runtime->wait_parameters(chunk);
+  impl_->pace(0);  // the wait for uploads is no computation
   for (std::int64_t parameter : block.parameters) {
     impl_->gated[static_cast<std::size_t>(parameter)] = true;
     impl_->rows[static_cast<std::size_t>(parameter)] = rows;
@@ -64,8 +66,14 @@ void Engine::leave_block(std::int64_t index) noexcept {
 }
 
 void Engine::backward(const torch::Tensor& loss, BackwardOptions options) {
+  impl_->check_usable();
   require(loss.defined() && loss.numel() == 1, "backward needs a loss of one element");
   require(loss.requires_grad(), "backward needs a loss that depends on a parameter that requires a gradient");
+  require(
+      loss.scalar_type() == torch::kFloat || loss.scalar_type() == torch::kDouble,
+      fmt::format("the loss is {}: compute it in fp32 (for example from logits.to(torch::kFloat)), or the weights of "
+                  "micro-batches and the loss scale would be rounded to its type",
+                  c10::toString(loss.scalar_type())));
   require(std::isfinite(options.weight) && options.weight >= 0,
           fmt::format("a micro-batch's weight is {}; expected a finite number, zero or more", options.weight));
   const std::int64_t number = ++impl_->micro_batches;
@@ -75,36 +83,65 @@ void Engine::backward(const torch::Tensor& loss, BackwardOptions options) {
         "neither backward(.last) nor accumulation says which micro-batch ends a step: its norm waits for step()");
   }
   if (options.weight == 0) return;
-  if (impl_->first_weight == 0) impl_->first_weight = options.weight;
-  impl_->run_backward(loss, options.weight / impl_->first_weight, last);
+  const double first = impl_->first_weight == 0 ? options.weight : impl_->first_weight;
+  impl_->run_backward(loss, impl_->scaler.scale() * options.weight / first, last);
+  impl_->first_weight = first;
   impl_->weight_sum += options.weight;
 }
 
 StepResult Engine::step() {
   Impl& s = *impl_;
+  s.check_usable();
   if (s.micro_batches == 0) throw StateError("step() needs a backward() before it in this step");
   const std::int64_t begin = Trace::now();
   s.set_learning_rates();
+  s.check_parameters();
   if (s.weight_sum == 0 || !s.any_gradient) return s.finish_step(StepStatus::empty, 0);
   std::vector<std::size_t> updated;
   for (std::size_t i = 0; i < s.plan.trainable.size(); ++i) {
     if (s.runtime->has_gradient(static_cast<std::int64_t>(i))) updated.push_back(i);
   }
-  const StepDecision decision = s.schedule->step({s.first_weight / s.weight_sum, s.config.clip_norm});
-  if (!decision.finite) {
-    s.warn_not_finite();
-    return s.finish_step(StepStatus::not_finite, decision.grad_norm);
+  const double grad_scale = s.first_weight / (s.scaler.scale() * s.weight_sum);
+  StepDecision decision;
+  try {
+    decision = s.schedule->step({grad_scale, s.config.clip_norm});
+    if (decision.finite) s.wait_for_ungated_chunks();
+  } catch (const std::exception& error) {
+    s.failure = error.what();
+    s.forget_step();
+    throw;
   }
-  for (std::size_t i : updated) s.plan.trainable[i].tensor.unsafeGetTensorImpl()->bump_version();
-  s.wait_for_ungated_chunks();
+  if (!decision.finite) return s.skip_not_finite(decision.grad_norm);
+  s.scaler.update(true);
+  for (std::size_t i : updated) {
+    s.plan.trainable[i].tensor.unsafeGetTensorImpl()->bump_version();
+    s.versions[i] = s.plan.trainable[i].tensor._version();
+  }
   s.gated.assign(s.gated.size(), false);
   const StepResult result = s.finish_step(StepStatus::updated, decision.grad_norm);
   s.machine->trace().span(s.engine_track, s.machine->trace().label("step"), begin, Trace::now(), 0, result.step);
   return result;
 }
 
+void Engine::set_lr(double lr, std::size_t group) {
+  require(std::isfinite(lr) && lr >= 0, fmt::format("a learning rate of {} was asked for; expected zero or more", lr));
+  require(group < impl_->base_hyperparameters.size(), fmt::format("there is no parameter group {}: expected 0 to {}",
+                                                                  group, impl_->base_hyperparameters.size() - 1));
+  impl_->base_hyperparameters[group].lr = lr;
+}
+
 void Engine::wait_parameters() {
   impl_->runtime->wait_all();
+}
+
+torch::Tensor Engine::weight(const std::string& name) {
+  for (const ModelParameter& parameter : impl_->plan.frozen) {
+    const auto& aliases = parameter.aliases;
+    if (parameter.name != name && std::find(aliases.begin(), aliases.end(), name) == aliases.end()) continue;
+    const HostScope host;
+    return parameter.tensor.detach().to(torch::kFloat, false, /*copy=*/true);
+  }
+  return master(name);
 }
 
 torch::Tensor Engine::master(const std::string& name) {

@@ -24,59 +24,88 @@ MachineOptions machine_options(const Config& config, const EngineOptions& option
   return out;
 }
 
-// 1, 2, 4, 8, ...: how often a repeated warning is worth a line.
+// 1, 10, 100, ...: how often a repeated warning is worth a line.
 bool worth_a_line(std::int64_t count) {
-  return (count & (count - 1)) == 0;
+  while (count % 10 == 0) count /= 10;
+  return count == 1;
 }
 
 }  // namespace
 
 Engine::Impl::Impl(torch::nn::Module& m, Config c, EngineOptions o)
-    : model(m),
-      causal_lm(dynamic_cast<CausalLM*>(&m)),
+    : causal_lm(dynamic_cast<CausalLM*>(&m)),
       config(std::move(c)),
       options(std::move(o)),
       plan(make_engine_plan(m, config)),
-      base_hyperparameters(config.group_hyperparameters()) {
+      base_hyperparameters(config.group_hyperparameters()),
+      scaler(config.precision == DType::f16 ? LossScaler(config.loss_scale) : LossScaler()) {
   check_fits(plan, config);
   machine = make_emulated_machine(machine_options(config, options));
   runtime = std::make_unique<Runtime>(*machine, *plan.layout, plan.spec, config.optimizer, base_hyperparameters);
   schedule = plan.schedule->make(*runtime);
+  for (const ModelParameter& parameter : plan.trainable) versions.push_back(parameter.tensor._version());
   gated.assign(plan.trainable.size(), false);
   rows.assign(plan.trainable.size(), 0);
   forward_track = machine->trace().track("forward");
   engine_track = machine->trace().track("engine");
-  set_hooks();
-  move_parameters();
+  try {
+    set_hooks();
+    move_parameters();
+  } catch (...) {
+    give_back();
+    throw;
+  }
   device_scope = std::make_unique<DeviceScope>(machine->ledger(Tier::device));
 }
 
 Engine::Impl::~Impl() {
-  remove_hooks();
   if (causal_lm != nullptr) causal_lm->set_block_call({});
   device_scope.reset();
-  try {
-    runtime->wait_all();
-    for (const auto* list : {&plan.trainable, &plan.frozen}) {
-      for (const ModelParameter& parameter : *list) move_to_ordinary_memory(parameter.tensor);
-    }
-  } catch (const std::exception& error) {
-    // A failed transfer or an exhausted host: the weights cannot be given back whole, and the pool goes away.
+  if (!runtime->wait_idle()) {
     log(options.log, LogLevel::error,
-        fmt::format("the module's weights are lost, its engine ended with: {}", error.what()));
+        "an update or an upload failed: some of the weights that the module gets back are older than others");
+  }
+  give_back();
+}
+
+void Engine::Impl::give_back() noexcept {
+  const auto inside = [](const View& pool, const void* data) {
+    return data >= pool.data && data < pool.data + pool.size.value;
+  };
+  for (auto* list : {&plan.trainable, &plan.frozen}) {
+    for (ModelParameter& parameter : *list) {
+      torch::autograd::impl::set_post_acc_grad_hooks(parameter.tensor, nullptr);
+      const void* data = parameter.tensor.const_data_ptr();
+      if (!inside(runtime->store().working(), data) && !inside(runtime->store().frozen(), data)) continue;
+      try {
+        move_to_ordinary_memory(parameter.tensor);
+      } catch (const std::exception& error) {
+        log(options.log, LogLevel::error,
+            fmt::format("no memory to give {} back in: its values are lost ({})", parameter.name, error.what()));
+      }
+    }
   }
 }
 
 void Engine::Impl::move_parameters() {
+  const HostScope host;  // what is converted here is not the device's affair, nor that of another engine's device
   const std::int64_t size = size_of(config.precision);
   for (std::size_t i = 0; i < plan.trainable.size(); ++i) {
-    const torch::Tensor& tensor = plan.trainable[i].tensor;
+    torch::Tensor& tensor = plan.trainable[i].tensor;
+    own_storage(tensor);
+    const torch::Tensor exact = convert_parameter(tensor, config.precision);
     move_to(tensor, runtime->store().working().slice({plan.layout->offset(static_cast<std::int64_t>(i)) * size},
                                                      {tensor.numel() * size}));
-    runtime->load_masters(static_cast<std::int64_t>(i));
+    if (exact.defined()) {
+      runtime->write_parameter(static_cast<std::int64_t>(i), exact.const_data_ptr<float>());
+    } else {
+      runtime->load_masters(static_cast<std::int64_t>(i));
+    }
   }
   std::int64_t offset = 0;
-  for (const ModelParameter& parameter : plan.frozen) {
+  for (ModelParameter& parameter : plan.frozen) {
+    own_storage(parameter.tensor);
+    convert_parameter(parameter.tensor, config.precision);
     const std::int64_t count = parameter.tensor.numel();
     move_to(parameter.tensor, runtime->store().frozen().slice({offset * size}, {count * size}));
     offset += (count + kGrainElements - 1) / kGrainElements * kGrainElements;
@@ -108,36 +137,40 @@ void Engine::Impl::set_hooks() {
   }
 }
 
-void Engine::Impl::remove_hooks() noexcept {
-  for (const ModelParameter& parameter : plan.trainable) {
-    torch::autograd::impl::set_post_acc_grad_hooks(parameter.tensor, nullptr);
-  }
-}
-
 void Engine::Impl::on_gradient(std::int64_t index) {
   const ModelParameter& parameter = plan.trainable[static_cast<std::size_t>(index)];
+  torch::Tensor& slot = plan.trainable[static_cast<std::size_t>(index)].tensor.mutable_grad();
   if (!in_backward) {
+    slot.reset();  // else the next backward would add to it
     throw StateError(fmt::format(
         "parameter {} got a gradient outside Engine::backward: call engine.backward(loss) instead of loss.backward()",
         parameter.name));
   }
-  torch::Tensor& slot = const_cast<torch::Tensor&>(parameter.tensor).mutable_grad();
   require(slot.layout() == torch::kStrided,
           fmt::format("the gradient of {} is sparse, which is not supported: use a dense embedding", parameter.name));
+  // Backward multiplies twice: for the gradients of inputs and of weights.
+  pace(4.0 * static_cast<double>(parameter.tensor.numel()) *
+       static_cast<double>(rows[static_cast<std::size_t>(index)]));
   const torch::NoGradGuard no_grad;
   const torch::Tensor gradient = slot.contiguous();
   if (gradient.numel() > 0) {
     schedule->gradient_ready({index, static_cast<const std::byte*>(gradient.const_data_ptr())});
+    pace(0);  // a wait for a slot is no computation
     any_gradient = true;
   }
   slot.reset();
-  // Backward multiplies twice: for the gradients of inputs and of weights.
-  pace(4.0 * static_cast<double>(parameter.tensor.numel()) *
-       static_cast<double>(rows[static_cast<std::size_t>(index)]));
 }
 
 void Engine::Impl::run_backward(const torch::Tensor& loss, double seed, bool last) {
+  for (ModelParameter& parameter : plan.trainable) {
+    require(
+        !parameter.tensor.mutable_grad().defined(),
+        fmt::format("parameter {} has a .grad that was not made by this engine's backward: clear it (its engine takes "
+                    "gradients as they come)",
+                    parameter.name));
+  }
   const std::int64_t begin = Trace::now();
+  pace(0);
   schedule->begin_backward(last);
   in_backward = true;
   try {
@@ -149,9 +182,7 @@ void Engine::Impl::run_backward(const torch::Tensor& loss, double seed, bool las
     for (ModelParameter& parameter : plan.trainable) parameter.tensor.mutable_grad().reset();
     schedule->abandon_backward();
     runtime->wait_discard_gradients();
-    micro_batches = 0;
-    weight_sum = 0;
-    any_gradient = false;
+    forget_step();
     throw;
   }
   in_backward = false;
@@ -160,6 +191,44 @@ void Engine::Impl::run_backward(const torch::Tensor& loss, double seed, bool las
 
 // ---- the step ------------------------------------------------------------------------------------------------------
 
+void Engine::Impl::forget_step() {
+  micro_batches = 0;
+  weight_sum = 0;
+  any_gradient = false;
+}
+
+void Engine::Impl::check_usable() const {
+  if (failure.empty()) return;
+  throw StateError(
+      "a step of this engine failed and may have updated some parameters only; make a new one from the last "
+      "checkpoint. The failure: " +
+      failure);
+}
+
+void Engine::Impl::check_parameters() {
+  for (std::size_t i = 0; i < plan.trainable.size(); ++i) {
+    const ModelParameter& parameter = plan.trainable[i];
+    const std::byte* expected =
+        runtime->store().working().data + plan.layout->offset(static_cast<std::int64_t>(i)) * size_of(config.precision);
+    if (parameter.tensor.numel() > 0 && parameter.tensor.const_data_ptr() != expected) {
+      throw StateError(
+          fmt::format("parameter {} no longer lies where the engine put it: a module must not be converted, "
+                      "moved or loaded into while it has an engine",
+                      parameter.name));
+    }
+    if (parameter.tensor._version() == versions[i]) continue;
+    runtime->load_masters(static_cast<std::int64_t>(i));  // written by the program since the last step
+    versions[i] = parameter.tensor._version();
+  }
+  for (const ModelParameter& parameter : plan.frozen) {
+    if (!parameter.tensor.requires_grad()) continue;
+    throw StateError(
+        fmt::format("parameter {} was frozen when the engine was made and has no optimizer states: make a new "
+                    "engine to train it",
+                    parameter.name));
+  }
+}
+
 void Engine::Impl::set_learning_rates() {
   const double factor = lr_factor(config.lr_schedule, updates);
   for (std::size_t g = 0; g < base_hyperparameters.size(); ++g) {
@@ -167,13 +236,28 @@ void Engine::Impl::set_learning_rates() {
   }
 }
 
-void Engine::Impl::warn_not_finite() {
-  if (!worth_a_line(++not_finite)) return;
+StepResult Engine::Impl::skip_not_finite(double norm) {
+  const double old_scale = scaler.scale();
+  scaler.update(false);
+  ++not_finite;
+  const bool speak = scaler.exhausted() || worth_a_line(not_finite);
   std::string culprits;
-  for (const std::string& text : runtime->describe_non_finite(3)) culprits += (culprits.empty() ? "" : "; ") + text;
+  if (speak) {
+    for (const std::string& text : runtime->describe_non_finite(3)) culprits += (culprits.empty() ? "" : "; ") + text;
+  }
+  const StepResult result = finish_step(StepStatus::not_finite, norm);
+  if (scaler.exhausted()) {
+    throw StateError(
+        fmt::format("gradients were not finite in {} steps in a row with the loss scale at its minimum of {}: "
+                    "{}. Weights trained in bf16 often overflow in fp16: use bf16 or fp32",
+                    config.loss_scale.most_skips_at_minimum, scaler.scale(), culprits));
+  }
+  if (!speak) return result;
+  const std::string scale = scaler.dynamic() ? fmt::format("; loss scale {} -> {}", old_scale, scaler.scale()) : "";
   log(options.log, LogLevel::warning,
-      fmt::format("step skipped, nothing changed: gradients are not finite: {} ({} such steps so far)", culprits,
-                  not_finite));
+      fmt::format("step skipped, nothing changed: gradients are not finite: {} ({} such steps so far{})", culprits,
+                  not_finite, scale));
+  return result;
 }
 
 void Engine::Impl::wait_for_ungated_chunks() {
@@ -198,12 +282,11 @@ StepResult Engine::Impl::finish_step(StepStatus status, double norm) {
     runtime->wait_discard_gradients();
   }
   result.step = updates;
+  result.loss_scale = scaler.scale();
   result.skipped = skipped;
   result.device_peak = machine->ledger(Tier::device)->peak();
   result.host_peak = machine->ledger(Tier::pinned)->peak() + machine->ledger(Tier::host)->peak();
-  micro_batches = 0;
-  weight_sum = 0;
-  any_gradient = false;
+  forget_step();
   return result;
 }
 
@@ -234,11 +317,17 @@ GatedBlock& Engine::Impl::gated_block(const torch::nn::Module& block) {
 // ---- reading -------------------------------------------------------------------------------------------------------
 
 std::int64_t Engine::Impl::find_parameter(const std::string& name) const {
+  const auto is = [&](const ModelParameter& parameter) {
+    return parameter.name == name ||
+           std::find(parameter.aliases.begin(), parameter.aliases.end(), name) != parameter.aliases.end();
+  };
   std::vector<std::string> names;
   for (std::size_t i = 0; i < plan.trainable.size(); ++i) {
-    if (plan.trainable[i].name == name) return static_cast<std::int64_t>(i);
+    if (is(plan.trainable[i])) return static_cast<std::int64_t>(i);
     names.push_back(plan.trainable[i].name);
   }
+  require(std::none_of(plan.frozen.begin(), plan.frozen.end(), is),
+          fmt::format("parameter {} is frozen: it has neither master nor optimizer states", name));
   const std::string nearest = nearest_name(name, names);
   throw InvalidArgument(fmt::format("no trained parameter is named \"{}\"{}", name,
                                     nearest.empty() ? "" : fmt::format("; the nearest name is \"{}\"", nearest)));

@@ -10,6 +10,7 @@
 
 #include "spillway/runtime/machine.h"
 #include "spillway/runtime/runtime.h"
+#include "spillway/state/loss_scaler.h"
 #include "spillway/train/engine.h"
 #include "train/engine_plan.h"
 #include "train/parameters.h"
@@ -38,24 +39,31 @@ struct Engine::Impl {
 
   void move_parameters();
   void set_hooks();
-  void remove_hooks() noexcept;
+  /// Takes the hooks off and gives each parameter that lies in a pool ordinary memory.
+  void give_back() noexcept;
+  void forget_step();
+  /// Throws: StateError after an op has failed.
+  void check_usable() const;
+  /// Reloads masters of parameters that the program wrote to. Throws: StateError for one that was replaced or thawed.
+  void check_parameters();
   void on_gradient(std::int64_t parameter);
   void pace(double flops) noexcept { static_cast<void>(machine->compute().mark("pace", -1, flops)); }
   GatedBlock& gated_block(const torch::nn::Module& block);
   void run_backward(const torch::Tensor& loss, double seed, bool last);
   void set_learning_rates();
   StepResult finish_step(StepStatus status, double norm);
-  void warn_not_finite();
+  /// Throws: StateError when the loss scale cannot fall any further.
+  StepResult skip_not_finite(double norm);
   void wait_for_ungated_chunks();
   std::int64_t find_parameter(const std::string& name) const;
   torch::Tensor gather(std::int64_t parameter, const std::function<const View&(std::int64_t chunk)>& role);
 
-  torch::nn::Module& model;
-  CausalLM* const causal_lm;  // the same, where it is one
+  CausalLM* const causal_lm;  // the module, where it is one
   const Config config;
   const EngineOptions options;
   EnginePlan plan;
-  const std::vector<Hyperparameters> base_hyperparameters;
+  std::vector<Hyperparameters> base_hyperparameters;  // a group's, before the learning-rate schedule
+  LossScaler scaler;
   std::unique_ptr<Machine> machine;
   std::unique_ptr<Runtime> runtime;
   std::unique_ptr<Schedule> schedule;
@@ -68,7 +76,9 @@ struct Engine::Impl {
   bool any_gradient = false;
 
   // ---- the run
-  double first_weight = 0;  // W0: 0 until there was one
+  std::string failure;                 // of an op: what later calls are refused with
+  std::vector<std::int64_t> versions;  // each parameter's version counter after the engine's last write
+  double first_weight = 0;             // W0: 0 until there was one
   std::int64_t updates = 0, skipped = 0, not_finite = 0;
   bool said_updates_wait = false;
 

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "spillway/core/error.h"
+#include "spillway/runtime/machine.h"
 
 namespace spillway {
 namespace {
@@ -36,6 +37,7 @@ StateSpec make_spec(const Layout& layout, const std::vector<ModelParameter>& fro
     // More slots than chunks would never be used.
     spec.device_slots = std::min<std::int64_t>(config.staging_slots, static_cast<std::int64_t>(layout.chunks().size()));
     spec.pinned_slots = spec.device_slots;
+    if (config.precision != DType::f32) spec.upload_slots = spec.device_slots;
   }
   for (const ModelParameter& parameter : frozen) spec.frozen_elements += padded_to_grain(parameter.tensor.numel());
   return spec;
@@ -73,8 +75,6 @@ EnginePlan make_engine_plan(const torch::nn::Module& model, const Config& config
   config.validate();
   require(config.device.kind == DeviceConfig::Kind::emulated,
           "device cuda is not supported by this build: use the emulated device");
-  require(config.precision == DType::f32,
-          fmt::format("precision {} is not supported: use fp32", to_string(config.precision)));
   EnginePlan plan;
   plan.schedule = &find_schedule(config.schedule);
   for (ModelParameter& parameter : collect_parameters(model, config)) {
@@ -98,6 +98,17 @@ void check_fits(const EnginePlan& plan, const Config& config) {
                     to_string(*capacity), to_string(needed - *capacity), (needed - *capacity).value,
                     alternative(plan, config)),
         needed.value, (needed - *capacity).value);
+  }
+  // Pools are touched when they are made: without this check the system would end the process instead.
+  const std::optional<Bytes> available = available_host_memory();
+  const Bytes total =
+      plan.memory[Tier::device].total() + plan.memory[Tier::pinned].total() + plan.memory[Tier::host].total();
+  if (available && total > *available) {
+    throw OutOfMemory(
+        fmt::format("the emulated device and pinned memory together need {}, but this machine has {} left: "
+                    "{} are missing",
+                    to_string(total), to_string(*available), to_string(total - *available)),
+        total.value, (total - *available).value);
   }
 }
 

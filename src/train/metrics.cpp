@@ -44,6 +44,8 @@ void MetricsLog::write(const StepRecord& record) {
   line["grad_norm"] = number(record.result.grad_norm);
   line["lr"] = record.result.lr;
   line["status"] = std::string(to_string(record.result.status));
+  line["skipped"] = record.result.skipped;
+  line["loss_scale"] = record.result.loss_scale;
   line["tokens_per_second"] = number(record.tokens_per_second);
   line["device_peak_bytes"] = record.result.device_peak.value;
   line["host_peak_bytes"] = record.result.host_peak.value;

@@ -21,9 +21,9 @@ void check_parameter(const std::string& name, const torch::Tensor& tensor, DType
   require(tensor.device().is_cpu(),
           fmt::format("parameter {} is on {}; make the module on the CPU, the engine moves it", name,
                       tensor.device().str()));
-  require(tensor.scalar_type() == to_scalar_type(precision),
-          fmt::format("parameter {} is {}, but the configured precision is {}: convert the module, or set precision",
-                      name, c10::toString(tensor.scalar_type()), to_string(precision)));
+  require(tensor.scalar_type() == torch::kFloat || tensor.scalar_type() == to_scalar_type(precision),
+          fmt::format("parameter {} is {}, but the configured precision is {}: expected that type, or fp32", name,
+                      c10::toString(tensor.scalar_type()), to_string(precision)));
   require(
       torch::autograd::impl::post_acc_grad_hooks(tensor) == nullptr,
       fmt::format("parameter {} already has a hook after its gradient: is another engine using this module?", name));
@@ -36,14 +36,6 @@ int group_of(const std::string& name, const torch::Tensor& tensor, const Config&
     if (matches(group.match, name)) return static_cast<int>(i) + 1;
   }
   return 0;
-}
-
-// A parameter that is a part of a larger storage, or not contiguous, gets a storage of its own.
-void own_storage(torch::Tensor& tensor) {
-  const auto bytes = static_cast<std::size_t>(tensor.numel()) * tensor.element_size();
-  if (tensor.is_contiguous() && tensor.storage_offset() == 0 && tensor.storage().nbytes() == bytes) return;
-  const torch::NoGradGuard no_grad;
-  tensor.set_data(tensor.detach().clone(torch::MemoryFormat::Contiguous));
 }
 
 }  // namespace
@@ -71,21 +63,39 @@ bool matches(std::string_view pattern, std::string_view text) {
 
 std::vector<ModelParameter> collect_parameters(const torch::nn::Module& model, const Config& config) {
   std::vector<ModelParameter> out;
-  std::unordered_map<const void*, std::string> tensors, storages;
+  std::unordered_map<const void*, std::size_t> tensors;  // where each stands in `out`
+  std::unordered_map<const void*, std::string> storages;
   for (const auto& entry : model.named_parameters()) {
-    torch::Tensor tensor = entry.value();
+    const torch::Tensor& tensor = entry.value();
     check_parameter(entry.key(), tensor, config.precision);
-    if (!tensors.emplace(tensor.unsafeGetTensorImpl(), entry.key()).second) continue;
+    const auto [known, first] = tensors.emplace(tensor.unsafeGetTensorImpl(), out.size());
+    if (!first) {
+      out[known->second].aliases.push_back(entry.key());
+      continue;
+    }
     const auto [owner, fresh] = storages.emplace(tensor.storage().unsafeGetStorageImpl(), entry.key());
-    require(fresh,
-            fmt::format(
-                "parameters {} and {} share memory without being the same tensor; register one tensor twice instead",
-                owner->second, entry.key()));
-    own_storage(tensor);
-    storages.emplace(tensor.storage().unsafeGetStorageImpl(), entry.key());
-    out.push_back({entry.key(), tensor, group_of(entry.key(), tensor, config), tensor.requires_grad()});
+    require(fresh, fmt::format("parameters {} and {} share memory without being the same tensor; register one tensor "
+                               "twice instead",
+                               owner->second, entry.key()));
+    out.push_back({entry.key(), {}, tensor, group_of(entry.key(), tensor, config), tensor.requires_grad()});
   }
   return out;
+}
+
+void own_storage(torch::Tensor& tensor) {
+  const auto bytes = static_cast<std::size_t>(tensor.numel()) * tensor.element_size();
+  if (tensor.is_contiguous() && tensor.storage_offset() == 0 && tensor.storage().nbytes() == bytes) return;
+  const torch::NoGradGuard no_grad;
+  tensor.set_data(tensor.detach().clone(torch::MemoryFormat::Contiguous));
+}
+
+torch::Tensor convert_parameter(torch::Tensor& parameter, DType precision) {
+  const torch::ScalarType type = to_scalar_type(precision);
+  if (parameter.scalar_type() == type) return {};
+  const torch::NoGradGuard no_grad;
+  const torch::Tensor values = parameter.detach().contiguous();
+  parameter.set_data(values.to(type));
+  return values;
 }
 
 void move_to(const torch::Tensor& parameter, const View& target) {

@@ -13,23 +13,31 @@ namespace spillway {
 
 /// A module's parameter, once, however often it is registered.
 struct ModelParameter {
-  std::string name;  // the first it is registered under
+  std::string name;                  // the first it is registered under
+  std::vector<std::string> aliases;  // the others
   torch::Tensor tensor;
   int group = 0;
   bool trainable = true;
 };
 
 /// All parameters of `model` in registration order, with the group each belongs to.
-/// Throws: InvalidArgument naming the parameter that is of another type than `precision`, sparse, a view of another
-/// one, not in host memory, undefined, or already managed by an engine.
+/// Throws: InvalidArgument naming the parameter that is neither fp32 nor of the configured precision, sparse, a view of
+/// another one, not in host memory, undefined, or already managed by an engine.
 std::vector<ModelParameter> collect_parameters(const torch::nn::Module& model, const Config& config);
 
 /// Whether `text` matches `pattern`, where * stands for any run of characters and ? for one.
 bool matches(std::string_view pattern, std::string_view text);
 
+/// Makes an fp32 parameter one of `precision` with rounded values; nothing where it is that already. Returns the fp32
+/// values, or an undefined tensor where nothing was converted.
+torch::Tensor convert_parameter(torch::Tensor& parameter, DType precision);
+
 /// Copies the parameter's bytes to `target` and makes its storage point there; its old memory is freed. Every alias of
 /// the tensor, in autograd graphs too, sees the new place.
 void move_to(const torch::Tensor& parameter, const View& target);
+
+/// Gives a parameter that is not contiguous, or a part of a larger storage, a storage of its own.
+void own_storage(torch::Tensor& parameter);
 
 /// Gives the parameter ordinary memory again, with the bytes it has now.
 void move_to_ordinary_memory(const torch::Tensor& parameter);

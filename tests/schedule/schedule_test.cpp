@@ -175,8 +175,14 @@ Outcome reference(Case c) {
   return TrainingRun(c).train();
 }
 
-class EverySchedule : public testing::TestWithParam<std::string_view> {};
-INSTANTIATE_TEST_SUITE_P(All, EverySchedule, testing::Values("resident", "zero_offload"));
+std::vector<std::string> schedule_names() {
+  std::vector<std::string> names;
+  for (const ScheduleEntry& entry : schedules()) names.emplace_back(entry.name);
+  return names;
+}
+
+class EverySchedule : public testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(All, EverySchedule, testing::ValuesIn(schedule_names()));
 
 TEST_P(EverySchedule, EndsInTheBitsOfTheResidentRun) {
   int cells = 0;

@@ -28,9 +28,10 @@ struct Hyperparameters {
 /// Parameters with hyperparameters of their own. A parameter belongs to the first group that it matches; those that
 /// match none have the optimizer's own values.
 struct GroupConfig {
-  std::string match = "*";               // parameter names; * stands for any run of characters, ? for one
-  std::optional<std::int64_t> max_dims;  // only parameters of at most this many dimensions
-  std::optional<double> lr, beta1, beta2, eps, weight_decay;
+  std::string match = "*";  // parameter names; * stands for any run of characters, ? for one
+  std::optional<std::int64_t> max_dims = std::nullopt;  // only parameters of at most this many dimensions
+  std::optional<double> lr = std::nullopt, beta1 = std::nullopt, beta2 = std::nullopt, eps = std::nullopt,
+                        weight_decay = std::nullopt;
 };
 
 /// The learning rate of update number u (from 0): the optimizer's rate times a factor. During warm-up the factor is
@@ -41,6 +42,18 @@ struct LrScheduleConfig {
   std::int64_t warmup_steps = 0;
   std::int64_t total_steps = 0;  // linear and cosine only
   double final_factor = 0;
+};
+
+/// How the loss scale of fp16 training moves. Names and defaults as PyTorch's GradScaler, with a minimum and
+/// hysteresis.
+struct LossScaleConfig {
+  double initial = 65536;
+  double growth = 2;  // factor after `growth_interval` finite steps in a row
+  std::int64_t growth_interval = 2000;
+  double backoff = 0.5;                     // factor after a step that was not finite
+  std::int64_t hysteresis = 1;              // steps that are not finite before the first backoff since the last growth
+  double minimum = 1;                       // never below
+  std::int64_t most_skips_at_minimum = 20;  // in a row; then step() throws, naming the parameters at fault
 };
 
 /// The device, and for the emulated one what it imitates.
@@ -65,6 +78,8 @@ struct Config {
   Hyperparameters hyperparameters;
   std::vector<GroupConfig> groups;
   LrScheduleConfig lr_schedule;
+
+  LossScaleConfig loss_scale;  // fp16 only
 
   double clip_norm = 0;           // limit of the global gradient norm; 0: none
   std::int64_t accumulation = 0;  // micro-batches a step, where backward() is not told which is the last; 0: unknown

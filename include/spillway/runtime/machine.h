@@ -50,4 +50,7 @@ std::unique_ptr<Machine> make_emulated_machine(MachineOptions options);
 /// Cores this process may use: its affinity, and a container's CPU limit. At least one.
 int available_cores();
 
+/// Host memory this process may still take: what the system has left, and a container's limit. Empty where unknown.
+std::optional<Bytes> available_host_memory();
+
 }  // namespace spillway

@@ -75,8 +75,9 @@ class Runtime {
   SlotRing& pinned_slots() { return pinned_slots_; }
 
   // ---- gradients --------------------------------------------------------------------------------------------------
-  /// Compute: copies the segment's part of a gradient into a chunk's device slot, once the slot is free.
-  [[nodiscard]] Ticket stage(const Segment& segment, const Gradient& gradient, Slot& slot);
+  /// Compute: copies the segment's part of a gradient into a chunk's device slot, once the slot is free, after `before`
+  /// (what was staged into it already).
+  [[nodiscard]] Ticket stage(const Segment& segment, const Gradient& gradient, Slot& slot, Ticket before);
   /// Download: copies `segments` of one chunk from its device slot to a pinned slot, after `staged`; frees the device
   /// slot.
   [[nodiscard]] Ticket copy_down(std::span<const Segment* const> segments, Slot& device, Slot& pinned, Ticket staged);
@@ -103,7 +104,9 @@ class Runtime {
   // ---- update -----------------------------------------------------------------------------------------------------
   /// Counts one more update for each parameter with a gradient: once a step, before its update() calls.
   void begin_update();
-  /// The optimizer step of a chunk's segments with a gradient, on the lane of its masters.
+  /// The optimizer step of a chunk's segments with a gradient, on the lane of its masters; a 16-bit working copy is
+  /// written in the same pass. Order: where masters are not on the device, copy_up of this chunk comes before the
+  /// update of another one.
   [[nodiscard]] Ticket update(std::int64_t chunk, StepScale scale);
   /// Upload: brings a chunk's updated working parameters to the device, after `updated` and all compute so far; what
   /// wait_parameters waits for. Nothing to do where the masters are on the device.
@@ -117,8 +120,12 @@ class Runtime {
   /// For all chunks; and on the host too: after it, device memory may be read. Blocks: until all lanes have nothing
   /// left that touches parameters, masters or optimizer states.
   void wait_all();
+  /// Waits as wait_all, whatever fails. Blocks. Returns whether every update and upload went well.
+  bool wait_idle() noexcept;
   /// Copies the parameter's working values into its fp32 masters, where these are apart. Blocks: as wait_all.
   void load_masters(std::int64_t parameter);
+  /// Sets masters to `values` and working values to them, rounded. Shapes: [numel]. Blocks: as wait_all.
+  void write_parameter(std::int64_t parameter, const float* values);
   std::int64_t updates(std::int64_t parameter) const {
     return parameters_[static_cast<std::size_t>(parameter)].updates;
   }
@@ -134,6 +141,10 @@ class Runtime {
   };
   struct Impl;
 
+  /// Where update() writes a chunk's rounded working copy: null in fp32. Takes the next upload slot if one is needed.
+  std::byte* working_copy_target(std::int64_t chunk);
+  /// The chunk's segments that have a gradient in this step.
+  std::vector<const Segment*> updated_segments(std::int64_t chunk) const;
   bool on_device(Tier tier) const { return tier == Tier::device; }
   Lane& lane_of(Tier tier);
   std::int64_t index_of(const Segment& segment) const { return &segment - layout_.segments().data(); }
@@ -145,7 +156,8 @@ class Runtime {
   const OptimizerKind optimizer_;
   std::vector<Hyperparameters> hyperparameters_;
   std::unique_ptr<ChunkStore> store_;
-  SlotRing device_slots_, pinned_slots_;
+  SlotRing device_slots_, pinned_slots_, upload_slots_;
+  Slot* upload_slot_ = nullptr;  // written by the newest update(), until copy_up() sends it
   std::vector<ParameterState> parameters_;
   std::vector<SegmentState> segments_;
   std::vector<Ticket> uploads_;       // a chunk's newest copy_up

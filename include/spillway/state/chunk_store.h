@@ -30,6 +30,8 @@ struct StateSpec {
   std::vector<ChunkPlacement> placement;  // one a chunk
   std::int64_t device_slots = 0;          // staging slots of one chunk each
   std::int64_t pinned_slots = 0;
+  /// Pinned slots for rounded working copies on their way up: none where the fp32 master itself is uploaded.
+  std::int64_t upload_slots = 0;
   /// Parameters that are not trained (padded elements): kept on the device, without states.
   std::int64_t frozen_elements = 0;
 
@@ -85,6 +87,7 @@ class ChunkStore {
   /// Shapes: [chunk_elements] of the working type.
   const std::vector<StagingSlot>& device_slots() const { return device_slots_; }
   const std::vector<StagingSlot>& pinned_slots() const { return pinned_slots_; }
+  const std::vector<StagingSlot>& upload_slots() const { return upload_slots_; }
 
  private:
   struct Roles {
@@ -97,7 +100,7 @@ class ChunkStore {
   StatePools pools_;
   View working_, frozen_;
   std::vector<Roles> roles_;
-  std::vector<StagingSlot> device_slots_, pinned_slots_;
+  std::vector<StagingSlot> device_slots_, pinned_slots_, upload_slots_;
 };
 
 }  // namespace spillway

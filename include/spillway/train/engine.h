@@ -50,6 +50,7 @@ struct StepResult {
   StepStatus status = StepStatus::updated;
   std::int64_t step = 0;     // updates done so far, this one included
   double grad_norm = 0;      // L2 norm of the step's gradient before clipping
+  double loss_scale = 1;     // of the next step: moves in fp16 only
   double lr = 0;             // of the optimizer's own group, used by this step
   std::int64_t skipped = 0;  // steps skipped so far
   Bytes device_peak;         // the most the device held since the engine was made
@@ -66,6 +67,9 @@ struct EngineSummary {
 };
 
 /// Trains a module whose states do not fit on the device.
+///
+/// In bf16 and fp16 the engine converts an fp32 module's parameters (masters keep the exact values); a module that is
+/// in that type already has masters of its rounded values. Buffers keep their type.
 ///
 /// The engine moves the module's parameters to the device, keeps masters, gradients and optimizer states where the
 /// configured schedule puts them, takes every gradient as soon as LibTorch has it, and updates the parameters. It owns
@@ -105,7 +109,7 @@ class Engine {
   /// The same as a value for models that take one (CausalLM is bound by the constructor).
   BlockCall block_call();
 
-  /// Adds the gradients of weight x loss to the step. `loss`: one element.
+  /// Adds the gradients of weight x loss to the step. `loss`: one element, fp32 or fp64.
   /// Blocks: for the computation; for transfers only where staging slots are all in use.
   /// Throws: what LibTorch throws, OutOfMemory among it: then the whole step's gradients are forgotten, weights and
   /// states are as before, and the step may start again.
@@ -113,8 +117,14 @@ class Engine {
 
   /// Updates the parameters with the gradients of all backwards since the last step.
   /// Blocks: until the norm is known and updates are under way.
-  /// Throws: StateError without a backward before.
+  /// Parameters that the program wrote to since the last step (under no-grad) are taken as they are now.
+  /// Throws: StateError without a backward before, for a parameter that was moved, converted or thawed, in fp16 when
+  /// the loss scale cannot fall any further; the error of an op that failed: then the engine refuses all later calls.
   StepResult step();
+
+  /// The learning rate of a group from the next step on (the schedule's factor still applies). Group 0: the optimizer's
+  /// own; others in the order of Config::groups. Throws: InvalidArgument.
+  void set_lr(double lr, std::size_t group = 0);
 
   /// Blocks: until all weights are those of the last step, on the device and everywhere.
   void wait_parameters();
@@ -123,6 +133,8 @@ class Engine {
   /// Throws: InvalidArgument for an unknown name (with the nearest) or a parameter that is not trained.
   /// Shapes: the parameter's, fp32.
   torch::Tensor master(const std::string& name);
+  /// The most exact value there is of a parameter: its master, or the working value of one that is not trained.
+  torch::Tensor weight(const std::string& name);
   /// `k`: 0 the first moment, 1 the second.
   torch::Tensor optimizer_state(const std::string& name, std::int64_t k);
   /// How often the parameter was updated.

@@ -21,8 +21,9 @@ struct StepRecord {
   double tokens_per_second = 0;
 };
 
-/// Writes one JSON object a step: step, loss, grad_norm, lr, status, tokens_per_second, device_peak_bytes,
-/// host_peak_bytes. Numbers that are not finite are written as strings ("nan", "inf"), which JSON has no numbers for.
+/// Writes one JSON object a step: step, loss, grad_norm, lr, status, skipped, loss_scale, tokens_per_second,
+/// device_peak_bytes, host_peak_bytes. Numbers that are not finite are written as strings ("nan", "inf"), which JSON
+/// has no numbers for.
 class MetricsLog {
  public:
   /// An empty path: nothing is written. Throws: FileError.

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/cpu_kernels.h"
+#include "kernels/denormal_mode.h"
+#include "kernels/exact_sum.h"
+#include "runtime/slices.h"
+#include "spillway/core/error.h"
+#include "spillway/runtime/runtime.h"
+
+namespace spillway {
+
+/// The kernels' name of a working type. Throws: InvalidArgument for others than fp32, bf16, fp16.
+inline kernels::Element element_of(DType type) {
+  switch (type) {
+    case DType::f32:
+      return kernels::Element::f32;
+    case DType::bf16:
+      return kernels::Element::bf16;
+    case DType::f16:
+      return kernels::Element::f16;
+    default:
+      throw InvalidArgument(fmt::format("model states cannot be {}", to_string(type)));
+  }
+}
+
+/// Their elements together.
+inline std::int64_t elements(std::span<const Segment* const> segments) {
+  std::int64_t count = 0;
+  for (const Segment* segment : segments) count += segment->count;
+  return count;
+}
+
+// For ops whose error was or will be reported by the call that needs them. Returns whether the op went well.
+inline bool wait_quietly(const Ticket& ticket) noexcept {
+  try {
+    ticket.wait();
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+struct Runtime::Impl {
+  const kernels::CpuKernels& kernels = kernels::cpu_kernels();
+  std::vector<kernels::ExactSum> sums;                    // one a segment: the square sum of its accumulated gradient
+  std::vector<double> cpu_grain_sums, device_grain_sums;  // of one op: room for a chunk's grains
+};
+
+}  // namespace spillway
