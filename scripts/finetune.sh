@@ -49,9 +49,9 @@ fi
 python3 scripts/prepare_data.py --output "$output/tokens.bin" --suffixes .h,.hpp,.cuh,.cpp,.py,.txt,.md \
   --validation-fraction 0.02 "$text"
 
-# One set of flags for both runs: only the placement differs.
+# The same job for both runs; the first only shows whether it fits, with one step if it does.
 job=(--init examples/tiny_llama.json --data "$output/tokens.bin" --eval-data "$output/tokens.validation.bin"
-  --seq-len 64 --batch-size 4 --lr 1e-3 --lr-schedule cosine --warmup-steps 20 --clip-norm 1.0
+  --seq-len 64 --batch-size 4 --lr 1e-3 --clip-norm 1.0
   --weight-decay 0.1 --betas 0.9,0.95 --device emulated --device-memory "$device_memory" --link-bandwidth 12GB/s
   --seed 1 --output "$output/model" --log "$output/log.jsonl")
 
@@ -65,6 +65,7 @@ case $status in
 esac
 
 step "States offloaded: trains on the same device"
-"$finetune" "${job[@]}" --preset zero_offload --steps "$steps" --trace "$output/timeline.json" --progress-every 25 \
+"$finetune" "${job[@]}" --preset zero_offload --steps "$steps" --lr-schedule cosine \
+  --warmup-steps $((steps / 10)) --trace "$output/timeline.json" --progress-every 25 \
   --generate 160 --prompt "#include <"
 say "The model is in $output/model, the log in $output/log.jsonl, the timeline (ui.perfetto.dev) in $output/timeline.json."

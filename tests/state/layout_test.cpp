@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "spillway/core/error.h"
@@ -80,15 +83,44 @@ TEST(StatePlan, IsSixteenBytesAnElementWhereverTheyAre) {
   const Layout layout({{"w", {1 << 20}, 0}}, 1 << 18);
   StateSpec resident;
   resident.placement.assign(layout.chunks().size(), ChunkPlacement::all(Tier::device));
-  EXPECT_EQ(plan_state(layout, resident)[Tier::device].total().value, 16 << 20);
+  constexpr std::int64_t kGap = 512;  // after each role's arrays
+  EXPECT_EQ(plan_state(layout, resident)[Tier::device].total().value, (16 << 20) + 3 * kGap);
   StateSpec offloaded;
   offloaded.placement.assign(layout.chunks().size(), ChunkPlacement::all(Tier::pinned));
   offloaded.device_slots = 2;
   offloaded.pinned_slots = 3;
   const MemoryPlan plan = plan_state(layout, offloaded);
   EXPECT_EQ(plan[Tier::device].total().value, (4 << 20) + 2 * (1 << 20));
-  EXPECT_EQ(plan[Tier::pinned].total().value, (16 << 20) + 3 * (1 << 20));
-  EXPECT_EQ(plan[Tier::pinned][MemoryUse::optimizer_states].value, 8 << 20);
+  EXPECT_EQ(plan[Tier::pinned].total().value, (16 << 20) + 3 * (1 << 20) + 4 * kGap);
+  EXPECT_EQ(plan[Tier::pinned][MemoryUse::optimizer_states].value, (8 << 20) + 2 * kGap);
+}
+
+TEST(ChunkStore, TheArraysOfAnUpdateStandAtDifferentOffsetsInAPage) {
+  const Layout layout({{"w", {1 << 16}, 0}}, 1 << 14);
+  for (DType working : {DType::f32, DType::bf16}) {
+    StateSpec spec;
+    spec.working = working;
+    spec.placement.assign(layout.chunks().size(), ChunkPlacement::all(Tier::pinned));
+    const MemoryPlan plan = plan_state(layout, spec);
+    MemoryLedger device(Tier::device, Bytes{-1}), pinned(Tier::pinned, Bytes{-1});
+    StatePools pools;
+    for (MemoryLedger* ledger : {&device, &pinned}) {
+      const Bytes size = plan[ledger->tier()].total();
+      pools.by_tier[static_cast<std::size_t>(ledger->tier())] =
+          std::make_unique<Pool>(*ledger, make_host_arena(size), size);
+    }
+    const ChunkStore store(layout, spec, std::move(pools));
+    EXPECT_EQ(pinned.used(), plan[Tier::pinned]);
+    for (std::int64_t c = 0; c < 4; ++c) {
+      std::set<std::uintptr_t> offsets;
+      for (const View& view :
+           {store.master(c), store.gradient(c), store.optimizer_state(c, 0), store.optimizer_state(c, 1)}) {
+        EXPECT_EQ(view.size.value, 4 << 14);
+        offsets.insert(reinterpret_cast<std::uintptr_t>(view.data) % 4096);
+      }
+      EXPECT_EQ(offsets.size(), 4U);
+    }
+  }
 }
 
 }  // namespace
