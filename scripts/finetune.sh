@@ -55,6 +55,10 @@ job=(--init examples/tiny_llama.json --data "$output/tokens.bin" --eval-data "$o
   --weight-decay 0.1 --betas 0.9,0.95 --device emulated --device-memory "$device_memory" --link-bandwidth 12GB/s
   --seed 1 --output "$output/model" --log "$output/log.jsonl")
 
+# Here LibTorch's threads share the cores with the copies and the optimizer: without this they spin for each other, and
+# on a busy machine a step takes many times as long.
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
+
 step "Everything resident on a device of $device_memory"
 status=0
 "$finetune" "${job[@]}" --preset resident --steps 1 --eval-batches 1 --progress-every 0 || status=$?
