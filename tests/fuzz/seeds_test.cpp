@@ -14,7 +14,7 @@ namespace {
 
 using Target = bool (*)(std::span<const std::byte>);
 
-void run_seeds(const char* name, Target target) {
+void expect_seeds(const char* name, Target target) {
   int good = 0;
   int bad = 0;
   const auto folder = std::filesystem::path(SPILLWAY_SOURCE_DIR) / "tests/fuzz/seeds" / name;
@@ -29,13 +29,13 @@ void run_seeds(const char* name, Target target) {
 }
 
 TEST(FuzzSeeds, Safetensors) {
-  run_seeds("safetensors", fuzz::safetensors);
+  expect_seeds("safetensors", fuzz::safetensors);
 }
 TEST(FuzzSeeds, ModelConfig) {
-  run_seeds("model_config", fuzz::model_config);
+  expect_seeds("model_config", fuzz::model_config);
 }
 TEST(FuzzSeeds, TokenFile) {
-  run_seeds("token_file", fuzz::token_file);
+  expect_seeds("token_file", fuzz::token_file);
 }
 
 // Every single byte of every seed, changed.
