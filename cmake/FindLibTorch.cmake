@@ -1,11 +1,12 @@
-# Finds LibTorch and makes the target spillway_libtorch.
+# Finds LibTorch and makes the target spillway_libtorch. Installed beside Spillway's own configuration too: a program of
+# an installed Spillway finds its machine's LibTorch in the same way.
 #
 # LibTorch's own find_package(Torch) is not used: on a machine without the CUDA toolkit it ends in a fatal error with
 # the CUDA build of the wheel, and with the toolkit it probes for GPUs at configure time, which fails where there is
 # none. Linking the libraries directly needs neither.
 #
-# Order: Torch_DIR (…/torch/share/cmake/Torch), CMAKE_PREFIX_PATH (…/torch or …/torch/share/cmake), this project's
-# .venv, python3's importable torch.
+# Order: Torch_DIR (…/torch/share/cmake/Torch), CMAKE_PREFIX_PATH (…/torch or …/torch/share/cmake), the .venv of the
+# project that asks, python3's importable torch.
 
 set(SPILLWAY_LIBTORCH_FOUND OFF)
 set(_candidates)
@@ -58,6 +59,8 @@ if(SPILLWAY_LIBTORCH_FOUND)
   if(EXISTS "${SPILLWAY_LIBTORCH_ROOT}/lib/libtorch_cuda.so")
     set(SPILLWAY_LIBTORCH_HAS_CUDA ON)
   endif()
+endif()
+if(SPILLWAY_LIBTORCH_FOUND AND NOT TARGET spillway_libtorch)
   add_library(spillway_libtorch INTERFACE)
   target_include_directories(spillway_libtorch SYSTEM INTERFACE
     "${SPILLWAY_LIBTORCH_ROOT}/include" "${SPILLWAY_LIBTORCH_ROOT}/include/torch/csrc/api/include")

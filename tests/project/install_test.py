@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Installs a build, moves the installation elsewhere, and builds and runs a small project that finds it there.
+
+Usage: install_test.py <core|spillway> <build folder> <c++ compiler> [LibTorch folder] [compiler launcher]...
+
+`core` installs that component alone, and looks for no LibTorch; `spillway` installs everything.
+"""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+SOURCE = pathlib.Path(__file__).resolve().parents[2]
+CONSUMER = SOURCE / "tests" / "consumer"
+
+
+def run(*command, fails=False):
+    """The output of a command that must succeed (or, where asked, fail)."""
+    done = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          check=False)
+    if (done.returncode != 0) != fails:
+        sys.exit(f"{' '.join(map(str, command))} ended with {done.returncode}:\n{done.stdout}")
+    return done.stdout
+
+
+def demand(condition, message):
+    if not condition:
+        sys.exit(message)
+
+
+class Case:
+    def __init__(self, component, build, compiler, libtorch, launcher):
+        self.component, self.build = component, pathlib.Path(build).resolve()
+        self.compiler, self.libtorch, self.launcher = compiler, libtorch, launcher
+        self.scratch = self.build / "install_test" / component
+        self.prefix = self.scratch / "moved" / "prefix"
+
+    def install(self):
+        """Installs into one folder and moves it to another, so that nothing of the first may be needed."""
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        first = self.scratch / "first"
+        only = ["--component", "core"] if self.component == "core" else []
+        run("cmake", "--install", self.build, "--prefix", first, *only)
+        self.prefix.parent.mkdir(parents=True)
+        first.rename(self.prefix)
+
+    def check_files(self):
+        """No installed CMake file names a folder of this machine's build; the core's name no LibTorch."""
+        files = list(self.prefix.rglob("*.cmake"))
+        demand(any(file.name == "spillwayConfig.cmake" for file in files), "no spillwayConfig.cmake was installed")
+        forbidden = [str(SOURCE), str(self.build), "rpath", *([self.libtorch] if self.libtorch else [])]
+        for file in files:
+            if file.name == "FindLibTorch.cmake":
+                continue  # sets the run path of whoever uses it
+            text = file.read_text(encoding="utf-8")
+            for word in forbidden:
+                demand(word not in text, f"{file} names {word}")
+        if self.component == "core":
+            named = [str(file) for file in self.prefix.rglob("*") if file.parent.name in ("models", "train")]
+            demand(not named, f"the core's installation holds {named}")
+            demand(not list(self.prefix.rglob("FindLibTorch.cmake")), "the core's installation looks for LibTorch")
+
+    def configure(self, *options, fails=False):
+        launcher = [f"-DCMAKE_CXX_COMPILER_LAUNCHER={';'.join(self.launcher)}"] if self.launcher else []
+        return run("cmake", "-G", "Ninja", "-S", CONSUMER, "-B", self.scratch / "build", f"-DCMAKE_PREFIX_PATH={self.prefix}",
+                   f"-DCMAKE_CXX_COMPILER={self.compiler}", *launcher, *options, fails=fails)
+
+    def check_refusals(self):
+        """What is not there is said, with the remedy, instead of an error from the linker."""
+        if self.component == "core":
+            said = self.configure("-DCONSUMER_COMPONENTS=spillway", fails=True)
+            demand("core alone" in " ".join(said.split()), f"no word of the missing component in:\n{said}")
+        else:
+            # A torch of another minor version than the one that the library was built with.
+            other = self.scratch / "other"
+            for name in ("include/torch/csrc/api/include/torch/torch.h", "lib/libtorch_cpu.so", "lib/libc10.so"):
+                (other / name).parent.mkdir(parents=True, exist_ok=True)
+                (other / name).touch()
+            (other / "version.py").write_text("__version__ = '1.0.0'\n", encoding="utf-8")
+            said = self.configure(f"-DTorch_DIR={other}/share/cmake/Torch", fails=True)
+            demand("has 1.0" in " ".join(said.split()), f"no word of the other version in:\n{said}")
+        shutil.rmtree(self.scratch / "build")
+
+    def build_and_run(self):
+        options = ["-DCONSUMER_COMPONENTS=core"]
+        if self.component == "spillway":
+            options = [f"-DTorch_DIR={self.libtorch}/share/cmake/Torch"]
+        self.configure(*options)
+        run("cmake", "--build", self.scratch / "build")
+        print(run(self.scratch / "build" / "plan", self.scratch / "weights.safetensors"), end="")
+        if self.component == "spillway":
+            print(run(self.scratch / "build" / "train"), end="")
+
+
+def main():
+    component, build, compiler, *rest = sys.argv[1:]
+    libtorch = os.path.realpath(rest.pop(0)) if component == "spillway" else ""
+    case = Case(component, build, compiler, libtorch, rest)
+    case.install()
+    case.check_files()
+    case.check_refusals()
+    case.build_and_run()
+
+
+if __name__ == "__main__":
+    main()
