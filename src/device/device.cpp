@@ -4,7 +4,15 @@
 namespace spillway {
 
 std::string_view to_string(DeviceKind kind) {
-  return kind == DeviceKind::cuda ? "cuda" : "emulated";
+  switch (kind) {
+    case DeviceKind::emulated:
+      return "emulated";
+    case DeviceKind::cuda:
+      return "cuda";
+    case DeviceKind::virtual_device:
+      return "virtual";
+  }
+  return "unknown";
 }
 
 }  // namespace spillway

@@ -11,6 +11,7 @@ struct Ticket::State {
   std::condition_variable changed;
   bool done = false;
   std::exception_ptr error;
+  std::int64_t op = -1;
 
   void finish(std::exception_ptr with) {
     {
@@ -35,7 +36,15 @@ void Ticket::wait() const {
   if (state_->error) std::rethrow_exception(state_->error);
 }
 
+std::int64_t Ticket::op() const {
+  return state_ ? state_->op : -1;
+}
+
 TicketPromise::TicketPromise() : state_(std::make_shared<Ticket::State>()) {}
+
+TicketPromise::TicketPromise(std::int64_t op) : TicketPromise() {
+  state_->op = op;
+}
 
 Ticket TicketPromise::ticket() const {
   Ticket ticket;

@@ -7,8 +7,9 @@ namespace spillway {
 
 /// What stands behind the word "device".
 enum class DeviceKind {
-  emulated,  // ordinary memory with an enforced capacity; copies take a modelled link's time
-  cuda,      // an NVIDIA GPU
+  emulated,        // ordinary memory with an enforced capacity; copies take a modelled link's time
+  cuda,            // an NVIDIA GPU
+  virtual_device,  // none: what a run would do is recorded
 };
 std::string_view to_string(DeviceKind kind);
 

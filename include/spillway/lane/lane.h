@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "spillway/core/trace.h"
@@ -21,6 +22,7 @@ enum class OpKind : unsigned char {
   optimizer,   // amount: elements updated
   elementwise  // amount: bytes read and written (casts, accumulation, norms)
 };
+std::string_view to_string(OpKind kind);
 
 /// What a lane runs.
 struct Op {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <exception>
 #include <memory>
 
@@ -19,6 +20,8 @@ class Ticket {
   bool done() const;
   /// Blocks: until the op has run. Throws: the op's error.
   void wait() const;
+  /// The op's number in the OpGraph of the virtual lane that recorded it; below zero: none.
+  std::int64_t op() const;
 
  private:
   friend class TicketPromise;
@@ -30,6 +33,8 @@ class Ticket {
 class TicketPromise {
  public:
   TicketPromise();
+  /// Of the op with this number in an OpGraph.
+  explicit TicketPromise(std::int64_t op);
   Ticket ticket() const;
   void complete();
   void fail(std::exception_ptr error);
