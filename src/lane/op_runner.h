@@ -10,21 +10,24 @@
 namespace spillway {
 
 /// What all lanes that run ops on a thread share: waiting for tickets, delays of tests, the modelled link, the trace.
-/// Threads: one at a time.
+/// With `events`, ops are issued to streams. Threads: one at a time.
 class OpRunner {
  public:
-  OpRunner(const std::string& lane, LinkModel link, LaneContext context)
-      : lane_(lane), link_(link), context_(std::move(context)) {
+  OpRunner(const std::string& lane, LinkModel link, LaneContext context, EventPool* events = nullptr)
+      : lane_(lane), link_(link), context_(std::move(context)), events_(events) {
     if (context_.trace != nullptr) track_ = context_.trace->track(lane);
   }
 
-  /// Blocks: for the op's tickets, its body and its link time. Completes or fails `promise`, never throws.
-  void run(Op& op, TicketPromise& promise) {
+  /// Blocks: for the op's tickets, its body and its link time; on a stream, until it is issued. Completes, issues or
+  /// fails `promise`, never throws.
+  void run(Op& op, TicketPromise& promise, StreamRef stream = {}) {
+    Event event;
     try {
-      for (const Ticket& ticket : op.after) ticket.wait();
+      for (const Ticket& ticket : op.after) ticket.wait_in(stream);
       if (context_.delay) context_.delay(lane_, op);
       const std::int64_t begin = Trace::now();
-      op.body(StreamRef());
+      op.body(stream);
+      if (events_ != nullptr) event = events_->record(stream);
       sleep_for_link(op, begin);
       if (context_.trace != nullptr) {
         const auto bytes = op.kind == OpKind::copy ? static_cast<std::int64_t>(op.amount) : 0;
@@ -35,7 +38,7 @@ class OpRunner {
       promise.fail(std::current_exception());
       return;
     }
-    promise.complete();
+    promise.issue(std::move(event));
   }
 
  private:
@@ -57,6 +60,7 @@ class OpRunner {
   const std::string lane_;
   const LinkModel link_;
   const LaneContext context_;
+  EventPool* const events_;
   TraceTrack track_;
   std::unordered_map<const char*, TraceLabel> labels_;
 };

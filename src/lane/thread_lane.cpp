@@ -7,14 +7,18 @@
 
 #include "lane/op_runner.h"
 #include "spillway/lane/lane.h"
+#include "spillway/lane/stream_lane.h"
 
 namespace spillway {
 namespace {
 
 class ThreadLane final : public Lane {
  public:
-  ThreadLane(std::string name, LinkModel link, LaneContext context)
-      : Lane(name), runner_(name, link, std::move(context)), worker_([this] { work(); }) {}
+  /// `events` with a stream, or neither.
+  ThreadLane(std::string name, LinkModel link, LaneContext context, StreamRef stream, EventPool* events)
+      : Lane(name), stream_(stream), events_(events), runner_(name, link, std::move(context), events), worker_([this] {
+          work();
+        }) {}
 
   ~ThreadLane() override {
     {
@@ -38,6 +42,7 @@ class ThreadLane final : public Lane {
 
  private:
   void work() {
+    if (events_ != nullptr) events_->device().enter_thread();
     std::unique_lock lock(mutex_);
     while (true) {
       changed_.wait(lock, [&] { return ending_ || !queue_.empty(); });
@@ -45,12 +50,14 @@ class ThreadLane final : public Lane {
       std::pair<Op, TicketPromise> next = std::move(queue_.front());
       queue_.pop_front();
       lock.unlock();
-      runner_.run(next.first, next.second);
+      runner_.run(next.first, next.second, stream_);
       next = {};  // what the body holds is let go before the lane waits again
       lock.lock();
     }
   }
 
+  const StreamRef stream_;
+  EventPool* const events_;
   OpRunner runner_;
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -62,7 +69,11 @@ class ThreadLane final : public Lane {
 }  // namespace
 
 std::unique_ptr<Lane> make_thread_lane(std::string name, LinkModel link, LaneContext context) {
-  return std::make_unique<ThreadLane>(std::move(name), link, std::move(context));
+  return std::make_unique<ThreadLane>(std::move(name), link, std::move(context), StreamRef(), nullptr);
+}
+
+std::unique_ptr<Lane> make_stream_lane(std::string name, StreamRef stream, EventPool& events, LaneContext context) {
+  return std::make_unique<ThreadLane>(std::move(name), LinkModel{}, std::move(context), stream, &events);
 }
 
 }  // namespace spillway

@@ -3,37 +3,56 @@
 
 #include <condition_variable>
 #include <mutex>
+#include <utility>
 
 namespace spillway {
 
 struct Ticket::State {
   std::mutex mutex;
   std::condition_variable changed;
-  bool done = false;
+  bool issued = false;
+  // Written before `issued` and never again, so they are read without the lock after it.
   std::exception_ptr error;
   std::int64_t op = -1;
+  Event event;
 
-  void finish(std::exception_ptr with) {
+  void finish(std::exception_ptr with, Event at) {
     {
       const std::scoped_lock lock(mutex);
-      done = true;
       error = std::move(with);
+      event = std::move(at);
+      issued = true;
     }
     changed.notify_all();
+  }
+
+  void wait_issued() {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return issued; });
+    if (error) std::rethrow_exception(error);
   }
 };
 
 bool Ticket::done() const {
   if (!state_) return true;
-  const std::scoped_lock lock(state_->mutex);
-  return state_->done;
+  {
+    const std::scoped_lock lock(state_->mutex);
+    if (!state_->issued) return false;
+  }
+  return state_->event.passed();
 }
 
 void Ticket::wait() const {
   if (!state_) return;
-  std::unique_lock lock(state_->mutex);
-  state_->changed.wait(lock, [&] { return state_->done; });
-  if (state_->error) std::rethrow_exception(state_->error);
+  state_->wait_issued();
+  state_->event.wait();
+}
+
+void Ticket::wait_in(StreamRef stream) const {
+  if (!state_) return;
+  if (stream == StreamRef()) return wait();
+  state_->wait_issued();
+  state_->event.order_before(stream);
 }
 
 std::int64_t Ticket::op() const {
@@ -53,11 +72,15 @@ Ticket TicketPromise::ticket() const {
 }
 
 void TicketPromise::complete() {
-  state_->finish(nullptr);
+  state_->finish(nullptr, {});
+}
+
+void TicketPromise::issue(Event event) {
+  state_->finish(nullptr, std::move(event));
 }
 
 void TicketPromise::fail(std::exception_ptr error) {
-  state_->finish(std::move(error));
+  state_->finish(std::move(error), {});
 }
 
 }  // namespace spillway

@@ -1,13 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "spillway/memory/pool.h"
 
-#include <fmt/format.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstring>
-
+#include "memory/host_region.h"
 #include "spillway/core/error.h"
 
 namespace spillway {
@@ -15,27 +9,11 @@ namespace {
 
 class HostArena final : public Arena {
  public:
-  explicit HostArena(Bytes size) : size_(static_cast<std::size_t>(size.value)) {
-    if (size_ == 0) return;
-    void* region = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (region == MAP_FAILED) {
-      throw OutOfMemory(
-          fmt::format("the system has no {} of host memory left: {}", to_string(size), std::strerror(errno)),
-          size.value, size.value);
-    }
-    base_ = static_cast<std::byte*>(region);
-    madvise(region, size_, MADV_HUGEPAGE);  // advice only: without huge pages it is merely slower
-    const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-    for (std::size_t i = 0; i < size_; i += page) static_cast<volatile std::byte*>(base_)[i] = std::byte{0};
-  }
-  ~HostArena() override {
-    if (base_ != nullptr) munmap(base_, size_);
-  }
-  std::byte* base() const override { return base_; }
+  explicit HostArena(Bytes size) : region_(size, -1) {}
+  std::byte* base() const override { return region_.base(); }
 
  private:
-  std::size_t size_;
-  std::byte* base_ = nullptr;
+  HostRegion region_;
 };
 
 }  // namespace

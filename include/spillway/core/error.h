@@ -58,6 +58,13 @@ class OutOfMemory : public Error {
   std::int64_t missing_;
 };
 
+/// What the device reported: a launch that was refused, a fault in work that was given to it before, a lost GPU. Its
+/// contents are worth nothing afterwards.
+class DeviceError : public Error {
+ public:
+  using Error::Error;
+};
+
 /// Checks what a caller passed. Throws: InvalidArgument with `message` as it stands.
 inline void require(bool condition, const std::string& message) {
   if (!condition) throw InvalidArgument(message);

@@ -5,13 +5,18 @@
 #include <exception>
 #include <memory>
 
+#include "spillway/device/event.h"
+
 namespace spillway {
 
 /// The completion of an op: a value to be copied, waited on by other ops and by the host.
 ///
+/// An op of a stream is complete in two steps: issued, when an event in the order of its stream stands for it, and
+/// done, when the device has come past that event. For every other op the two are one.
+///
 /// A ticket also carries its op's error; an op that starts after a failed ticket does not run and fails with the same
-/// error. A default-made ticket is done.
-/// Threads: safe.
+/// error. What goes wrong on the device after an op was issued is thrown by wait(). A default-made ticket is done.
+/// Owns: its event, which goes back to its pool when the last copy of the ticket dies. Threads: safe.
 class Ticket {
  public:
   Ticket() = default;
@@ -22,6 +27,9 @@ class Ticket {
   void wait() const;
   /// The op's number in the OpGraph of the virtual lane that recorded it; below zero: none.
   std::int64_t op() const;
+  /// What is given to `stream` after this call runs after the op; with an empty stream as wait().
+  /// Blocks: until the op is issued. Throws: the op's error as far as it is known by then.
+  void wait_in(StreamRef stream) const;
 
  private:
   friend class TicketPromise;
@@ -29,7 +37,7 @@ class Ticket {
   std::shared_ptr<State> state_;
 };
 
-/// The lane's end of a ticket. Completed or failed exactly once.
+/// The lane's end of a ticket. Completed, issued or failed exactly once.
 class TicketPromise {
  public:
   TicketPromise();
@@ -37,6 +45,8 @@ class TicketPromise {
   explicit TicketPromise(std::int64_t op);
   Ticket ticket() const;
   void complete();
+  /// The op is done when the device has come past `event`.
+  void issue(Event event);
   void fail(std::exception_ptr error);
 
  private:

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/cuda_api.h"
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <fstream>
+#include <mutex>
+#include <vector>
+
+#include "spillway/core/error.h"
+
+namespace spillway {
+namespace {
+
+constexpr int kOldestGpu = 80;
+
+cudaStream_t native(StreamRef stream) {
+  return static_cast<cudaStream_t>(stream.native());
+}
+
+int numa_node_of(int ordinal) {
+  std::array<char, 32> bus{};
+  if (cudaDeviceGetPCIBusId(bus.data(), static_cast<int>(bus.size()), ordinal) != cudaSuccess) return -1;
+  std::string name(bus.data());
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
+  std::ifstream file("/sys/bus/pci/devices/" + name + "/numa_node");
+  int node = -1;
+  return file >> node ? node : -1;
+}
+
+class Device final : public cuda::CudaDevice {
+ public:
+  explicit Device(int ordinal) : ordinal_(ordinal) {}
+  ~Device() override {
+    for (cudaStream_t stream : streams_) {
+      cudaStreamSynchronize(stream);
+      cudaStreamDestroy(stream);
+    }
+  }
+
+  void enter_thread() override { cuda::check_code(cudaSetDevice(ordinal_), "choosing a thread's device"); }
+
+  StreamRef make_stream() override {
+    const cuda::DeviceGuard guard(ordinal_);
+    cudaStream_t stream = nullptr;
+    cuda::check_code(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream");
+    const std::scoped_lock lock(mutex_);
+    streams_.push_back(stream);
+    return StreamRef(stream);
+  }
+
+  // Waiting threads sleep: the optimizer needs the cores.
+  void* make_event() override {
+    const cuda::DeviceGuard guard(ordinal_);
+    cudaEvent_t event = nullptr;
+    cuda::check_code(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync),
+                     "making an event");
+    return event;
+  }
+  void destroy_event(void* event) noexcept override { cudaEventDestroy(static_cast<cudaEvent_t>(event)); }
+
+  void record(void* event, StreamRef stream) override {
+    cuda::check_code(cudaEventRecord(static_cast<cudaEvent_t>(event), native(stream)), "recording an event");
+  }
+  void wait_event(void* event) override {
+    cuda::check_code(cudaEventSynchronize(static_cast<cudaEvent_t>(event)), "waiting for the device");
+  }
+  bool passed(void* event) override { return cudaEventQuery(static_cast<cudaEvent_t>(event)) != cudaErrorNotReady; }
+  void order_after(StreamRef stream, void* event) override {
+    cuda::check_code(cudaStreamWaitEvent(native(stream), static_cast<cudaEvent_t>(event), 0),
+                     "ordering a stream after an event");
+  }
+
+ private:
+  const int ordinal_;
+  std::mutex mutex_;
+  std::vector<cudaStream_t> streams_;
+};
+
+}  // namespace
+
+std::string why_no_gpu(int ordinal) {
+  int count = 0;
+  const cudaError_t found = cudaGetDeviceCount(&count);
+  if (found != cudaSuccess) return fmt::format("CUDA finds none ({})", cudaGetErrorString(found));
+  if (count == 0) return "CUDA finds none";
+  if (ordinal < 0 || ordinal >= count) return fmt::format("this machine has GPUs 0 to {}", count - 1);
+  cudaDeviceProp properties{};
+  const cudaError_t read = cudaGetDeviceProperties(&properties, ordinal);
+  if (read != cudaSuccess) return cudaGetErrorString(read);
+  if (properties.major * 10 + properties.minor >= kOldestGpu) return {};
+  return fmt::format("{} has compute capability {}.{}; expected {}.{} or newer", properties.name, properties.major,
+                     properties.minor, kOldestGpu / 10, kOldestGpu % 10);
+}
+
+namespace cuda {
+
+DeviceGuard::DeviceGuard(int ordinal) {
+  check_code(cudaGetDevice(&before_), "asking for the current device");
+  check_code(cudaSetDevice(ordinal), "choosing a device");
+}
+
+DeviceGuard::~DeviceGuard() {
+  cudaSetDevice(before_);
+}
+
+GpuInfo describe_gpu(int ordinal) {
+  const DeviceGuard guard(ordinal);
+  cudaDeviceProp properties{};
+  check_code(cudaGetDeviceProperties(&properties, ordinal), "reading a GPU's properties");
+  std::size_t free = 0, total = 0;
+  check_code(cudaMemGetInfo(&free, &total), "asking for a GPU's free memory");
+  return {properties.name,
+          properties.major * 10 + properties.minor,
+          {static_cast<std::int64_t>(total)},
+          {static_cast<std::int64_t>(free)},
+          numa_node_of(ordinal)};
+}
+
+std::shared_ptr<CudaDevice> make_cuda_device(int ordinal) {
+  static_cast<void>(find_gpu(ordinal));
+  return std::make_shared<Device>(ordinal);
+}
+
+StreamRef named_stream(void* stream) {
+  return StreamRef(stream == nullptr ? static_cast<void*>(cudaStreamLegacy) : stream);
+}
+
+void copy(StreamRef stream, void* to, const void* from, Bytes bytes) {
+  check_code(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes.value), cudaMemcpyDefault, native(stream)),
+             "copying");
+}
+
+void check_code(int code, const char* what) {
+  if (code == cudaSuccess) return;
+  const auto error = static_cast<cudaError_t>(code);
+  throw DeviceError(
+      fmt::format("CUDA failed at {}: {} ({}). The fault may lie in work given to the GPU before; "
+                  "compute-sanitizer finds where",
+                  what, cudaGetErrorString(error), cudaGetErrorName(error)));
+}
+
+}  // namespace cuda
+}  // namespace spillway

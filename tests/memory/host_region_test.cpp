@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memory/host_region.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "spillway/core/error.h"
+
+namespace spillway {
+namespace {
+
+// Of this process, in memory now.
+std::int64_t resident_bytes() {
+  std::int64_t total = 0, resident = 0;
+  std::ifstream("/proc/self/statm") >> total >> resident;
+  return resident * sysconf(_SC_PAGESIZE);
+}
+
+TEST(HostRegion, IsWritableToItsEndWhateverTheNode) {
+  for (int node : {-1, 0, 5, 1023, 100'000}) {
+    const HostRegion region(Bytes{70'001}, node);
+    for (std::size_t i = 0; i < region.size(); ++i) region.base()[i] = std::byte{1};
+    EXPECT_EQ(region.base()[region.size() - 1], std::byte{1});
+  }
+  EXPECT_EQ(HostRegion(Bytes{0}, -1).base(), nullptr);
+}
+
+TEST(HostRegion, IsInMemoryAtOnceAndTakesWhatWasAskedFor) {
+  constexpr std::int64_t kAsked = (std::int64_t{64} << 20) + 4096;  // not a power of two: nothing is rounded up to one
+  const std::int64_t before = resident_bytes();
+  const HostRegion region(Bytes{kAsked}, 0);
+  const std::int64_t taken = resident_bytes() - before;
+  EXPECT_GE(taken, kAsked * 98 / 100);
+  EXPECT_LE(taken, kAsked * 108 / 100);  // huge pages at both ends
+}
+
+TEST(HostRegion, TooMuchIsRefused) {
+  EXPECT_THROW(HostRegion(Bytes{std::int64_t{1} << 60}, -1), OutOfMemory);
+}
+
+}  // namespace
+}  // namespace spillway
