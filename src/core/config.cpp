@@ -43,6 +43,12 @@ class Section {
   void read(const char* key, std::optional<std::int64_t>& target) {
     if (const json* value = find(key)) target = integer(key, *value);
   }
+  void read(const char* key, bool& target) {
+    const json* value = find(key);
+    if (value == nullptr) return;
+    require(value->is_boolean(), fmt::format("{}: expected true or false, found {}", path(key), value->dump()));
+    target = value->get<bool>();
+  }
   void read(const char* key, std::string& target) {
     if (const json* value = find(key)) target = text(key, *value);
   }
@@ -193,6 +199,22 @@ void check_loss_scale(const LossScaleConfig& scale) {
           "loss_scale: growth_interval, hysteresis and most_skips_at_minimum must be at least one");
 }
 
+void check_lr_schedule(const LrScheduleConfig& schedule) {
+  require(schedule.warmup_steps >= 0, "lr_schedule: warmup_steps is negative");
+  require(schedule.final_factor >= 0 && schedule.final_factor <= 1, "lr_schedule: final_factor must be from 0 to 1");
+  if (schedule.kind == LrScheduleConfig::Kind::constant) return;
+  require(schedule.total_steps > 0, "lr_schedule: a linear or cosine schedule needs total_steps above zero");
+  require(
+      schedule.warmup_steps <= schedule.total_steps,
+      fmt::format("lr_schedule: {} warm-up steps do not fit in {} steps", schedule.warmup_steps, schedule.total_steps));
+}
+
+}  // namespace
+
+std::string_view to_string(OptimizerKind kind) {
+  return kind == OptimizerKind::adam ? "adam" : "adamw";
+}
+
 void check_hyperparameters(const std::string& where, const Hyperparameters& h) {
   require(std::isfinite(h.lr) && h.lr >= 0,
           fmt::format("{}: the learning rate is {}; expected zero or more", where, h.lr));
@@ -204,16 +226,6 @@ void check_hyperparameters(const std::string& where, const Hyperparameters& h) {
           fmt::format("{}: the weight decay is {}; expected zero or more", where, h.weight_decay));
 }
 
-void check_lr_schedule(const LrScheduleConfig& schedule) {
-  require(schedule.warmup_steps >= 0, "lr_schedule: warmup_steps is negative");
-  require(schedule.final_factor >= 0 && schedule.final_factor <= 1, "lr_schedule: final_factor must be from 0 to 1");
-  if (schedule.kind == LrScheduleConfig::Kind::constant) return;
-  require(schedule.total_steps > 0, "lr_schedule: a linear or cosine schedule needs total_steps above zero");
-  require(
-      schedule.warmup_steps <= schedule.total_steps,
-      fmt::format("lr_schedule: {} warm-up steps do not fit in {} steps", schedule.warmup_steps, schedule.total_steps));
-}
-
 Hyperparameters with_overrides(Hyperparameters h, const GroupConfig& group) {
   h.lr = group.lr.value_or(h.lr);
   h.beta1 = group.beta1.value_or(h.beta1);
@@ -221,12 +233,6 @@ Hyperparameters with_overrides(Hyperparameters h, const GroupConfig& group) {
   h.eps = group.eps.value_or(h.eps);
   h.weight_decay = group.weight_decay.value_or(h.weight_decay);
   return h;
-}
-
-}  // namespace
-
-std::string_view to_string(OptimizerKind kind) {
-  return kind == OptimizerKind::adam ? "adam" : "adamw";
 }
 
 std::vector<Hyperparameters> Config::group_hyperparameters() const {
@@ -262,6 +268,8 @@ Config Config::parse(const std::string& text, const std::string& source) {
   }
   if (const json* value = section.find("lr_schedule")) read_lr_schedule(*value, source, config.lr_schedule);
   if (const json* value = section.find("loss_scale")) read_loss_scale(*value, source, config.loss_scale);
+  section.read("low_memory_accumulation", config.low_memory_accumulation);
+  section.read("recompute", config.recompute);
   section.read("clip_norm", config.clip_norm);
   section.read("accumulation", config.accumulation);
   section.read("chunk_elements", config.chunk_elements);

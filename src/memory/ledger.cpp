@@ -59,7 +59,7 @@ MemoryLedger::MemoryLedger(Tier tier, Bytes capacity) : tier_(tier), capacity_(c
 
 void MemoryLedger::charge(MemoryUse use, Bytes bytes) {
   const std::scoped_lock lock(mutex_);
-  if (limited() && bytes > capacity_ - total_) {
+  if (enforced_ && limited() && bytes > capacity_ - total_) {
     const Bytes left = capacity_ - total_;
     throw OutOfMemory(
         fmt::format("out of {} memory: {} asked for {}, but {} of {} are left (in use: {}); {} are missing",
@@ -94,6 +94,16 @@ Bytes MemoryLedger::peak() const {
 MemoryUsage MemoryLedger::usage_at_peak() const {
   const std::scoped_lock lock(mutex_);
   return at_peak_;
+}
+
+MemoryLedger::Unlimited::Unlimited(MemoryLedger& ledger) : ledger_(ledger) {
+  const std::scoped_lock lock(ledger_.mutex_);
+  ledger_.enforced_ = false;
+}
+
+MemoryLedger::Unlimited::~Unlimited() {
+  const std::scoped_lock lock(ledger_.mutex_);
+  ledger_.enforced_ = true;
 }
 
 void MemoryLedger::reset_peak() {

@@ -9,7 +9,8 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 bool needs_widening(const Tensor& x) {
-  return x.is_cpu() && (x.scalar_type() == torch::kBFloat16 || x.scalar_type() == torch::kHalf);
+  // Tensors without memory stand for those of a processor: what they count as includes the widened copies.
+  return (x.is_cpu() || x.is_meta()) && (x.scalar_type() == torch::kBFloat16 || x.scalar_type() == torch::kHalf);
 }
 
 Tensor wide(const Tensor& x) {

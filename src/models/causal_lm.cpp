@@ -107,9 +107,21 @@ void CausalLM::set_dropout_state(const torch::Tensor& state) {
   dropout_->set_state(parameters().front().device(), state);
 }
 
-std::shared_ptr<CausalLM> empty_causal_lm(const ModelConfig& config, DType dtype) {
-  const torch::TensorOptions options = torch::TensorOptions().dtype(to_scalar_type(dtype)).device(torch::kCPU);
+namespace {
+
+std::shared_ptr<CausalLM> make_on(torch::Device device, const ModelConfig& config, DType dtype) {
+  const torch::TensorOptions options = torch::TensorOptions().dtype(to_scalar_type(dtype)).device(device);
   return config.family == ModelFamily::gpt2 ? make_gpt2(config, options) : make_llama(config, options);
+}
+
+}  // namespace
+
+std::shared_ptr<CausalLM> empty_causal_lm(const ModelConfig& config, DType dtype) {
+  return make_on(torch::kCPU, config, dtype);
+}
+
+std::shared_ptr<CausalLM> meta_causal_lm(const ModelConfig& config, DType dtype) {
+  return make_on(torch::kMeta, config, dtype);
 }
 
 std::shared_ptr<CausalLM> make_causal_lm(const ModelConfig& config, std::uint64_t seed, DType dtype) {

@@ -10,6 +10,7 @@
 namespace spillway {
 
 at::Generator& DropoutGenerator::on(torch::Device device) {
+  if (device.is_meta()) device = torch::kCPU;  // nothing is drawn there
   if (generator_.defined() && generator_.device().type() == device.type() &&
       (device.is_cpu() || generator_.device() == device)) {
     return generator_;

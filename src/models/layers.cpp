@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "models/layers.h"
 
+#include "models/meta.h"
 #include "spillway/core/error.h"
 
 namespace spillway {
@@ -18,6 +19,7 @@ Embedding::Embedding(std::int64_t rows, std::int64_t width, const torch::TensorO
     : weight(register_parameter("weight", at::empty({rows, width}, options))), padding_(padding) {}
 
 torch::Tensor Embedding::forward(const torch::Tensor& tokens) const {
+  if (weight.is_meta()) return meta_embedding(weight, tokens);
   return at::embedding(weight, tokens, padding_.value_or(-1));
 }
 
@@ -27,6 +29,7 @@ LayerNorm::LayerNorm(std::int64_t width, double epsilon, const torch::TensorOpti
       epsilon_(epsilon) {}
 
 torch::Tensor LayerNorm::forward(const torch::Tensor& x) const {
+  if (x.is_meta()) return meta_layer_norm(x, weight, bias);
   return at::layer_norm(x, weight.sizes(), weight, bias, epsilon_);
 }
 

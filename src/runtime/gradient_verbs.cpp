@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -21,8 +22,42 @@ struct NormItem {
 
 }  // namespace
 
+void add_gradient(const kernels::CpuKernels& kernels, std::byte* sum, DType sum_type, const std::byte* source,
+                  DType source_type, std::int64_t count, bool first) {
+  const kernels::KeepDenormals keep;
+  if (sum_type == DType::f32) {
+    const auto add = first ? kernels.widen : kernels.accumulate;
+    add(reinterpret_cast<float*>(sum), source, element_of(source_type), count);
+    return;
+  }
+  const std::int64_t size = size_of(sum_type);
+  if (first) {
+    std::memcpy(sum, source, static_cast<std::size_t>(count * size));
+    return;
+  }
+  std::array<float, kGrainElements> wide;
+  for (std::int64_t i = 0; i < count; i += kGrainElements) {
+    const std::int64_t n = std::min(kGrainElements, count - i);
+    kernels.widen(wide.data(), sum + i * size, element_of(sum_type), n);
+    kernels.accumulate(wide.data(), source + i * size, element_of(source_type), n);
+    kernels.narrow(sum + i * size, element_of(sum_type), wide.data(), n);
+  }
+}
+
+void gradient_square_sums(const kernels::CpuKernels& kernels, double* sums, const std::byte* values, DType type,
+                          std::int64_t count) {
+  const kernels::KeepDenormals keep;
+  if (type == DType::f32) return kernels.grain_square_sums(sums, reinterpret_cast<const float*>(values), count);
+  std::array<float, kGrainElements> wide;
+  for (std::int64_t i = 0; i < count; i += kGrainElements) {
+    const std::int64_t n = std::min(kGrainElements, count - i);
+    kernels.widen(wide.data(), values + i * size_of(type), element_of(type), n);
+    kernels.grain_square_sums(sums++, wide.data(), n);
+  }
+}
+
 Ticket Runtime::stage(const Segment& segment, const Gradient& gradient, Slot& slot, Ticket before) {
-  const std::int64_t size = size_of(store_->spec().working);
+  const std::int64_t size = size_of(spec_.working);
   std::byte* target = slot.view.slice({segment.chunk_offset * size}, {segment.count * size}).data;
   const std::byte* source = gradient.data + segment.parameter_offset * size;
   const auto bytes = static_cast<std::size_t>(segment.count * size);
@@ -35,7 +70,7 @@ Ticket Runtime::stage(const Segment& segment, const Gradient& gradient, Slot& sl
 }
 
 Ticket Runtime::copy_down(std::span<const Segment* const> segments, Slot& device, Slot& pinned, Ticket staged) {
-  const std::int64_t size = size_of(store_->spec().working);
+  const std::int64_t size = size_of(spec_.working);
   const auto bytes = static_cast<double>(elements(segments) * size);
   auto body = [size, from = device.view.data, to = pinned.view.data,
                list = std::vector<const Segment*>(segments.begin(), segments.end())](StreamRef) {
@@ -55,49 +90,53 @@ Ticket Runtime::copy_down(std::span<const Segment* const> segments, Slot& device
 
 Ticket Runtime::accumulate(std::span<const Segment* const> segments, Slot& pinned, Ticket arrived) {
   const std::int64_t chunk = segments.front()->chunk;
-  const DType working = store_->spec().working;
+  const DType working = spec_.working;
   std::vector<AccumulateItem> items;
   for (const Segment* segment : segments) items.push_back({segment, note_gradient(*segment)});
-  auto body = [this, working, items = std::move(items), source = pinned.view.data,
-               target = store_->gradient(chunk).as<float>()](StreamRef) {
+  auto body = [this, working, sum_type = spec_.gradient, items = std::move(items), source = pinned.view.data,
+               target = store_->gradient(chunk).data](StreamRef) {
     for_slices(machine_.cpu_team(), items,
                [&](const AccumulateItem& item, std::int64_t begin, std::int64_t count, std::int64_t) {
-                 const kernels::KeepDenormals keep;
                  const std::int64_t at = item.segment->chunk_offset + begin;
-                 const std::byte* from = source + at * size_of(working);
-                 const auto add = item.first ? impl_->kernels.widen : impl_->kernels.accumulate;
-                 add(target + at, from, element_of(working), count);
+                 add_gradient(impl_->kernels, target + at * size_of(sum_type), sum_type, source + at * size_of(working),
+                              working, count, item.first);
                });
   };
   pinned.free = machine_.cpu().submit({"accumulate",
                                        chunk,
                                        OpKind::elementwise,
-                                       static_cast<double>(elements(segments) * (8 + size_of(working))),
+                                       static_cast<double>(elements(segments) * bytes_of_sum()),
                                        {std::move(arrived), gradient_ops_[static_cast<std::size_t>(chunk)]},
                                        std::move(body)});
   return gradient_ops_[static_cast<std::size_t>(chunk)] = pinned.free;
 }
 
 Ticket Runtime::accumulate(const Segment& segment, const Gradient& gradient) {
-  const DType working = store_->spec().working;
+  const DType working = spec_.working;
   const bool first = note_gradient(segment);
-  float* target = store_->gradient(segment.chunk).as<float>() + segment.chunk_offset;
+  const DType sum_type = spec_.gradient;
+  std::byte* target = store_->gradient(segment.chunk).data + segment.chunk_offset * size_of(sum_type);
   const std::byte* source = gradient.data + segment.parameter_offset * size_of(working);
-  auto body = [this, working, first, target, source, items = std::array{AccumulateItem{&segment, first}}](StreamRef) {
+  auto body = [this, working, sum_type, target, source,
+               items = std::array{AccumulateItem{&segment, first}}](StreamRef) {
     for_slices(machine_.device_team(), items,
-               [&](const AccumulateItem&, std::int64_t begin, std::int64_t count, std::int64_t) {
-                 const kernels::KeepDenormals keep;
-                 const auto add = first ? impl_->kernels.widen : impl_->kernels.accumulate;
-                 add(target + begin, source + begin * size_of(working), element_of(working), count);
+               [&](const AccumulateItem& item, std::int64_t begin, std::int64_t count, std::int64_t) {
+                 add_gradient(impl_->kernels, target + begin * size_of(sum_type), sum_type,
+                              source + begin * size_of(working), working, count, item.first);
                });
   };
   const Ticket done = machine_.compute().submit({"accumulate",
                                                  segment.chunk,
                                                  OpKind::elementwise,
-                                                 static_cast<double>(segment.count * (8 + size_of(working))),
+                                                 static_cast<double>(segment.count * bytes_of_sum()),
                                                  {gradient_ops_[static_cast<std::size_t>(segment.chunk)]},
                                                  std::move(body)});
   return gradient_ops_[static_cast<std::size_t>(segment.chunk)] = done;
+}
+
+// Reads the source and the sum, writes the sum.
+std::int64_t Runtime::bytes_of_sum() const {
+  return size_of(spec_.working) + 2 * size_of(spec_.gradient);
 }
 
 Ticket Runtime::norm(std::span<const Segment* const> segments) {
@@ -110,11 +149,11 @@ Ticket Runtime::norm(std::span<const Segment* const> segments) {
   }
   double* grain_sums = device ? impl_->device_grain_sums.data() : impl_->cpu_grain_sums.data();
   ThreadTeam& team = device ? machine_.device_team() : machine_.cpu_team();
-  auto body = [this, &team, grain_sums, items = std::move(items),
-               values = store_->gradient(chunk).as<const float>()](StreamRef) {
+  auto body = [this, &team, grain_sums, items = std::move(items), type = spec_.gradient,
+               values = store_->gradient(chunk).data](StreamRef) {
     for_slices(team, items, [&](const NormItem& item, std::int64_t begin, std::int64_t count, std::int64_t grain) {
-      const kernels::KeepDenormals keep;
-      impl_->kernels.grain_square_sums(grain_sums + grain, values + item.segment->chunk_offset + begin, count);
+      gradient_square_sums(impl_->kernels, grain_sums + grain,
+                           values + (item.segment->chunk_offset + begin) * size_of(type), type, count);
     });
     const double* next = grain_sums;
     for (const NormItem& item : items) {
@@ -126,7 +165,7 @@ Ticket Runtime::norm(std::span<const Segment* const> segments) {
                           .submit({"norm",
                                    chunk,
                                    OpKind::elementwise,
-                                   static_cast<double>(elements(segments) * 4),
+                                   static_cast<double>(elements(segments) * size_of(spec_.gradient)),
                                    {gradient_ops_[static_cast<std::size_t>(chunk)]},
                                    std::move(body)});
   return gradient_ops_[static_cast<std::size_t>(chunk)] = done;
@@ -167,18 +206,15 @@ void Runtime::wait_discard_gradients() noexcept {
 
 std::vector<std::string> Runtime::describe_non_finite(std::size_t most) {
   std::vector<std::string> out;
+  std::vector<float> values;
   for (std::size_t p = 0; p < parameters_.size() && out.size() < most; ++p) {
-    std::int64_t nan = 0, infinite = 0;
-    for (const Segment& segment : layout_.parameter_segments(static_cast<std::int64_t>(p))) {
-      if (!segments_[static_cast<std::size_t>(index_of(segment))].accumulated) continue;
-      const float* values = store_->gradient(segment.chunk).as<const float>() + segment.chunk_offset;
-      for (std::int64_t i = 0; i < segment.count; ++i) {
-        nan += std::isnan(values[i]);
-        infinite += std::isinf(values[i]);
-      }
-    }
-    if (nan + infinite == 0) continue;
+    if (!parameters_[p].has_gradient) continue;
     const ParameterInfo& info = layout_.parameters()[p];
+    values.assign(static_cast<std::size_t>(info.numel()), 0.0F);
+    read({StateRole::Kind::gradient}, static_cast<std::int64_t>(p), values.data());
+    const auto nan = std::count_if(values.begin(), values.end(), [](float x) { return std::isnan(x); });
+    const auto infinite = std::count_if(values.begin(), values.end(), [](float x) { return std::isinf(x); });
+    if (nan + infinite == 0) continue;
     out.push_back(fmt::format("{} ({} NaN, {} infinite of {})", info.name, nan, infinite, info.numel()));
   }
   return out;

@@ -25,6 +25,7 @@ Runtime::Runtime(Machine& machine, const Layout& layout, StateSpec spec, Optimiz
       layout_(layout),
       optimizer_(optimizer),
       hyperparameters_(std::move(hyperparameters)),
+      spec_(std::move(spec)),
       device_slots_({}),
       pinned_slots_({}),
       upload_slots_({}),
@@ -34,24 +35,30 @@ Runtime::Runtime(Machine& machine, const Layout& layout, StateSpec spec, Optimiz
       updates_(layout.chunks().size()),
       gradient_ops_(layout.chunks().size()),
       impl_(std::make_unique<Impl>()) {
-  for (const ChunkPlacement& at : spec.placement) {
+  for (const ChunkPlacement& at : spec_.placement) {
     require(
         at.gradient == at.master && at.master == at.optimizer_state,
         "a chunk's gradients, masters and optimizer states must be in one tier: the lane that updates them reads all");
   }
-  const MemoryPlan plan = plan_state(layout, spec);
-  StatePools pools;
-  for (Tier tier : {Tier::device, Tier::pinned, Tier::host}) {
-    pools.by_tier[static_cast<std::size_t>(tier)] = machine.make_pool(tier, plan[tier].total());
-  }
-  store_ = std::make_unique<ChunkStore>(layout, std::move(spec), std::move(pools));
-  device_slots_ = SlotRing(store_->device_slots());
-  pinned_slots_ = SlotRing(store_->pinned_slots());
-  upload_slots_ = SlotRing(store_->upload_slots());
+  require(spec_.gradient == DType::f32 || spec_.gradient == spec_.working,
+          "gradients are accumulated in fp32 or in the working type");
+  make_store(spec_);
   const auto grains = static_cast<std::size_t>(layout.chunk_elements() / kGrainElements);
   impl_->sums.resize(layout.segments().size());
   impl_->cpu_grain_sums.resize(grains);
   impl_->device_grain_sums.resize(grains);
+}
+
+void Runtime::make_store(const StateSpec& spec) {
+  const MemoryPlan plan = plan_state(layout_, spec);
+  StatePools pools;
+  for (Tier tier : {Tier::device, Tier::pinned, Tier::host}) {
+    pools.by_tier[static_cast<std::size_t>(tier)] = machine_.make_pool(tier, plan[tier].total());
+  }
+  store_ = std::make_unique<ChunkStore>(layout_, spec, std::move(pools));
+  device_slots_ = SlotRing(store_->device_slots());
+  pinned_slots_ = SlotRing(store_->pinned_slots());
+  upload_slots_ = SlotRing(store_->upload_slots());
 }
 
 Runtime::~Runtime() {
@@ -99,22 +106,9 @@ void Runtime::load_masters(std::int64_t parameter) {
   for (const Segment& segment : layout_.parameter_segments(parameter)) {
     const View working = store_->working(segment.chunk), master = store_->master(segment.chunk);
     if (working.data == master.data) continue;
-    const std::int64_t size = size_of(store_->spec().working);
+    const std::int64_t size = size_of(spec_.working);
     impl_->kernels.widen(master.as<float>() + segment.chunk_offset, working.data + segment.chunk_offset * size,
-                         element_of(store_->spec().working), segment.count);
-  }
-}
-
-void Runtime::write_parameter(std::int64_t parameter, const float* values) {
-  wait_all();
-  for (const Segment& segment : layout_.parameter_segments(parameter)) {
-    const View working = store_->working(segment.chunk), master = store_->master(segment.chunk);
-    const std::int64_t size = size_of(store_->spec().working);
-    const float* from = values + segment.parameter_offset;
-    std::copy_n(from, segment.count, master.as<float>() + segment.chunk_offset);
-    if (working.data == master.data) continue;
-    impl_->kernels.narrow(working.data + segment.chunk_offset * size, element_of(store_->spec().working), from,
-                          segment.count);
+                         element_of(spec_.working), segment.count);
   }
 }
 

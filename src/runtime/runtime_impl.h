@@ -37,6 +37,13 @@ inline std::int64_t elements(std::span<const Segment* const> segments) {
   return count;
 }
 
+/// sum += source, or sum = source where `first`; `sum` in fp32 or in the source's type. Threads: any.
+void add_gradient(const kernels::CpuKernels& kernels, std::byte* sum, DType sum_type, const std::byte* source,
+                  DType source_type, std::int64_t count, bool first);
+/// The square sums of the grains of `values`, which may be of any element type.
+void gradient_square_sums(const kernels::CpuKernels& kernels, double* sums, const std::byte* values, DType type,
+                          std::int64_t count);
+
 // For ops whose error was or will be reported by the call that needs them. Returns whether the op went well.
 inline bool wait_quietly(const Ticket& ticket) noexcept {
   try {

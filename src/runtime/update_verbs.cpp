@@ -13,10 +13,19 @@ struct UpdateItem {
   kernels::AdamScalars scalars;
 };
 
+/// A parameter's own rule, to be run in this op.
+struct RuleItem {
+  const UpdateRule* rule;
+  RuleArrays arrays;
+};
+
 }  // namespace
 
 void Runtime::begin_update() {
-  for (ParameterState& parameter : parameters_) parameter.updates += parameter.has_gradient;
+  for (ParameterState& parameter : parameters_) {
+    parameter.updates += parameter.has_gradient;
+    parameter.rule_submitted = false;
+  }
 }
 
 std::vector<const Segment*> Runtime::updated_segments(std::int64_t chunk) const {
@@ -28,7 +37,7 @@ std::vector<const Segment*> Runtime::updated_segments(std::int64_t chunk) const 
 }
 
 std::byte* Runtime::working_copy_target(std::int64_t chunk) {
-  if (store_->spec().working == DType::f32) return nullptr;
+  if (spec_.working == DType::f32) return nullptr;
   if (on_device(store_->placement(chunk).master)) return store_->working(chunk).data;
   check(upload_slot_ == nullptr, "an update's working copy is sent before the next update");
   upload_slot_ = &upload_slots_.next();
@@ -38,29 +47,50 @@ std::byte* Runtime::working_copy_target(std::int64_t chunk) {
 Ticket Runtime::update(std::int64_t chunk, StepScale scale) {
   const ChunkPlacement& at = store_->placement(chunk);
   std::vector<UpdateItem> items;
+  std::vector<RuleItem> rules;
+  std::vector<UpdateItem> rounded;  // by a rule: only their working copy is left to write
+  std::vector<Ticket> after{gradient_ops_[static_cast<std::size_t>(chunk)], uploads_[static_cast<std::size_t>(chunk)]};
   const std::vector<const Segment*> segments = updated_segments(chunk);
   for (const Segment* segment : segments) {
     const auto parameter = static_cast<std::size_t>(segment->parameter);
+    ParameterState& state = parameters_[parameter];
+    if (state.rule) {
+      rounded.push_back({segment, {}});
+      if (std::exchange(state.rule_submitted, true)) continue;
+      rules.push_back({&state.rule, rule_arrays(segment->parameter, scale.grad_factor)});
+      // The rule writes the whole parameter, so masters of its other chunks must have left.
+      for (const Segment& part : layout_.parameter_segments(segment->parameter)) {
+        after.push_back(gradient_ops_[static_cast<std::size_t>(part.chunk)]);
+        after.push_back(uploads_[static_cast<std::size_t>(part.chunk)]);
+      }
+      continue;
+    }
     const Hyperparameters& h = hyperparameters_[static_cast<std::size_t>(layout_.parameters()[parameter].group)];
-    items.push_back({segment, kernels::adam_scalars(h.lr, h.beta1, h.beta2, h.eps, h.weight_decay,
-                                                    optimizer_ == OptimizerKind::adamw, parameters_[parameter].updates,
-                                                    scale.grad_factor)});
+    items.push_back(
+        {segment, kernels::adam_scalars(h.lr, h.beta1, h.beta2, h.eps, h.weight_decay,
+                                        optimizer_ == OptimizerKind::adamw, state.updates, scale.grad_factor)});
   }
   std::byte* copy = working_copy_target(chunk);
-  const kernels::Element copy_type = copy == nullptr ? kernels::Element::none : element_of(store_->spec().working);
+  if (copy == nullptr) rounded.clear();
+  const kernels::Element copy_type = copy == nullptr ? kernels::Element::none : element_of(spec_.working);
   ThreadTeam& team = on_device(at.master) ? machine_.device_team() : machine_.cpu_team();
-  auto body = [this, &team, copy, copy_type, size = size_of(store_->spec().working), items = std::move(items),
+  auto body = [this, &team, copy, copy_type, size = size_of(spec_.working), gradient_type = spec_.gradient,
+               items = std::move(items), rules = std::move(rules), rounded = std::move(rounded),
                p = store_->master(chunk).as<float>(), m = store_->optimizer_state(chunk, 0).as<float>(),
-               v = store_->optimizer_state(chunk, 1).as<float>(),
-               g = store_->gradient(chunk).as<const float>()](StreamRef) {
+               v = store_->optimizer_state(chunk, 1).as<float>(), g = store_->gradient(chunk).data](StreamRef) {
+    for (const RuleItem& item : rules) (*item.rule)(item.arrays);
     for_slices(team, items, [&](const UpdateItem& item, std::int64_t begin, std::int64_t n, std::int64_t) {
       const kernels::KeepDenormals keep;
       const std::int64_t i = item.segment->chunk_offset + begin;
-      impl_->kernels.adam(item.scalars, p + i, m + i, v + i, g + i, kernels::Element::f32,
+      impl_->kernels.adam(item.scalars, p + i, m + i, v + i, g + i * size_of(gradient_type), element_of(gradient_type),
                           copy == nullptr ? nullptr : copy + i * size, copy_type, n);
     });
+    for_slices(team, rounded, [&](const UpdateItem& item, std::int64_t begin, std::int64_t n, std::int64_t) {
+      const kernels::KeepDenormals keep;
+      const std::int64_t i = item.segment->chunk_offset + begin;
+      impl_->kernels.narrow(copy + i * size, copy_type, p + i, n);
+    });
   };
-  std::vector<Ticket> after{gradient_ops_[static_cast<std::size_t>(chunk)], uploads_[static_cast<std::size_t>(chunk)]};
   if (upload_slot_ != nullptr) after.push_back(upload_slot_->free);
   Ticket& newest = updates_[static_cast<std::size_t>(chunk)];
   newest = lane_of(at.master).submit(
@@ -70,7 +100,7 @@ Ticket Runtime::update(std::int64_t chunk, StepScale scale) {
 
 Ticket Runtime::copy_up(std::int64_t chunk, Ticket updated) {
   if (on_device(store_->placement(chunk).master)) return updated;
-  const std::int64_t size = size_of(store_->spec().working);
+  const std::int64_t size = size_of(spec_.working);
   Slot* const slot = std::exchange(upload_slot_, nullptr);
   auto segments = updated_segments(chunk);
   const auto bytes = static_cast<double>(elements(segments) * size);

@@ -26,7 +26,7 @@ class StateWalker {
     return place(tier, MemoryUse::staging, {layout.chunk_elements() * size_of(spec.working)});
   }
 
-  /// The fp32 arrays of all chunks, role by role: visit(chunk, use, k, view).
+  /// The arrays of all chunks, role by role: visit(chunk, use, k, view).
   template <class Visit>
   void roles(const Visit& visit) const {
     role(MemoryUse::masters, 0, visit);
@@ -46,7 +46,8 @@ class StateWalker {
       const Tier tier = tier_of(spec.placement[c], use);
       if (use == MemoryUse::masters && spec.master_is_working(tier)) continue;
       used[static_cast<std::size_t>(tier)] = true;
-      visit(c, use, k, place(tier, use, {layout.chunks()[c].count * size_of(DType::f32)}));
+      const DType type = use == MemoryUse::gradients ? spec.gradient : DType::f32;
+      visit(c, use, k, place(tier, use, {layout.chunks()[c].count * size_of(type)}));
     }
     // An update reads and writes the same elements of four arrays at once. Chunks are whole pages, so without a gap
     // between roles all four would stand at one offset in a page, which processors may take for one address: 0.4 to 0.7

@@ -31,6 +31,54 @@ std::vector<std::shared_ptr<Account>>& scope_stack() {
 
 }  // namespace
 
+/// What both allocators share: which account a piece of memory counts on.
+class CountingScope {
+ public:
+  struct Header {
+    std::shared_ptr<DeviceScope::Account> account;
+    std::size_t bytes;
+  };
+
+  /// Charges the account of this thread's newest scope, if there is one. Throws: OutOfMemory.
+  static Header charge(std::size_t bytes) {
+    Header header{current(), bytes};
+    if (header.account) {
+      header.account->ledger->charge(MemoryUse::activations, {static_cast<std::int64_t>(bytes)});
+    }
+    return header;
+  }
+  static void release(const Header& header) noexcept {
+    if (!header.account) return;
+    header.account->ledger->release(MemoryUse::activations, {static_cast<std::int64_t>(header.bytes)});
+  }
+
+ private:
+  static std::shared_ptr<DeviceScope::Account> current() {
+    auto& stack = scope_stack<DeviceScope::Account>();
+    while (!stack.empty() && stack.back() && !stack.back()->open) stack.pop_back();
+    return stack.empty() ? nullptr : stack.back();
+  }
+};
+
+/// The allocator of tensors without memory: they count as if they had it, so that a run on them measures a real one.
+class CountingMetaAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(std::size_t n) override {
+    auto* header = new CountingScope::Header(CountingScope::charge(n));
+    return {nullptr, header, &deallocate, c10::Device(c10::kMeta)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  void copy_data(void*, const void*, std::size_t) const override {}
+
+ private:
+  static void deallocate(void* context) {
+    auto* header = static_cast<CountingScope::Header*>(context);
+    if (header == nullptr) return;
+    CountingScope::release(*header);
+    delete header;
+  }
+};
+
 /// LibTorch's CPU allocator with a header before each piece that says what it was counted on.
 class CountingAllocator final : public c10::Allocator {
  public:
@@ -39,6 +87,7 @@ class CountingAllocator final : public c10::Allocator {
     static auto* const allocator = [] {
       auto* made = new CountingAllocator;
       c10::SetAllocator(c10::kCPU, made, 1);
+      c10::SetAllocator(c10::kMeta, new CountingMetaAllocator, 1);
       return made;
     }();
     static_cast<void>(allocator);
@@ -46,14 +95,13 @@ class CountingAllocator final : public c10::Allocator {
 
   c10::DataPtr allocate(std::size_t n) override {
     if (n == 0) return {nullptr, nullptr, &deallocate, c10::kCPU};
-    std::shared_ptr<DeviceScope::Account> account = current();
-    if (account) account->ledger->charge(MemoryUse::activations, {static_cast<std::int64_t>(n)});
+    CountingScope::Header header = CountingScope::charge(n);
     void* block = std::aligned_alloc(kAlignment, (n + kAlignment - 1) / kAlignment * kAlignment + kAlignment);
     if (block == nullptr) {
-      if (account) account->ledger->release(MemoryUse::activations, {static_cast<std::int64_t>(n)});
+      CountingScope::release(header);
       throw std::bad_alloc();
     }
-    new (block) Header{std::move(account), n};
+    new (block) Header(std::move(header));
     void* data = static_cast<std::byte*>(block) + kAlignment;
     return {data, data, &deallocate, c10::kCPU};
   }
@@ -65,25 +113,14 @@ class CountingAllocator final : public c10::Allocator {
   }
 
  private:
-  struct Header {
-    std::shared_ptr<DeviceScope::Account> account;
-    std::size_t bytes;
-  };
+  using Header = CountingScope::Header;
   static constexpr std::size_t kAlignment = 64;  // LibTorch's kernels expect it of CPU memory
   static_assert(sizeof(Header) <= kAlignment);
-
-  static std::shared_ptr<DeviceScope::Account> current() {
-    auto& stack = scope_stack<DeviceScope::Account>();
-    while (!stack.empty() && stack.back() && !stack.back()->open) stack.pop_back();
-    return stack.empty() ? nullptr : stack.back();
-  }
 
   static void deallocate(void* data) {
     if (data == nullptr) return;
     auto* header = std::launder(reinterpret_cast<Header*>(static_cast<std::byte*>(data) - kAlignment));
-    if (header->account) {
-      header->account->ledger->release(MemoryUse::activations, {static_cast<std::int64_t>(header->bytes)});
-    }
+    CountingScope::release(*header);
     header->~Header();
     std::free(header);
   }

@@ -35,6 +35,9 @@ Engine::~Engine() = default;
 
 BlockCall Engine::block_call() {
   return [this](torch::nn::Module& block, const BlockForward& forward, const std::vector<torch::Tensor>& inputs) {
+    if (impl_->config.recompute) {
+      return call_recomputed(block, forward, inputs, inputs.empty() ? 0 : rows_of(inputs.front()));
+    }
     const BlockScope scope(*this, block, inputs.empty() ? 0 : rows_of(inputs.front()));
     return forward(inputs);
   };
@@ -101,10 +104,9 @@ StepResult Engine::step() {
   for (std::size_t i = 0; i < s.plan.trainable.size(); ++i) {
     if (s.runtime->has_gradient(static_cast<std::int64_t>(i))) updated.push_back(i);
   }
-  const double grad_scale = s.first_weight / (s.scaler.scale() * s.weight_sum);
   StepDecision decision;
   try {
-    decision = s.schedule->step({grad_scale, s.config.clip_norm});
+    decision = s.schedule->step({s.grad_scale(), s.config.clip_norm});
     if (decision.finite) s.wait_for_ungated_chunks();
   } catch (const std::exception& error) {
     s.failure = error.what();
@@ -123,46 +125,12 @@ StepResult Engine::step() {
   return result;
 }
 
-void Engine::set_lr(double lr, std::size_t group) {
-  require(std::isfinite(lr) && lr >= 0, fmt::format("a learning rate of {} was asked for; expected zero or more", lr));
-  require(group < impl_->base_hyperparameters.size(), fmt::format("there is no parameter group {}: expected 0 to {}",
-                                                                  group, impl_->base_hyperparameters.size() - 1));
-  impl_->base_hyperparameters[group].lr = lr;
-}
-
-void Engine::wait_parameters() {
-  impl_->runtime->wait_all();
-}
-
-torch::Tensor Engine::weight(const std::string& name) {
-  for (const ModelParameter& parameter : impl_->plan.frozen) {
-    const auto& aliases = parameter.aliases;
-    if (parameter.name != name && std::find(aliases.begin(), aliases.end(), name) == aliases.end()) continue;
-    const HostScope host;
-    return parameter.tensor.detach().to(torch::kFloat, false, /*copy=*/true);
-  }
-  return master(name);
-}
-
-torch::Tensor Engine::master(const std::string& name) {
-  return impl_->gather(impl_->find_parameter(name),
-                       [this](std::int64_t chunk) -> const View& { return impl_->runtime->store().master(chunk); });
-}
-
-torch::Tensor Engine::optimizer_state(const std::string& name, std::int64_t k) {
-  require(k >= 0 && k < impl_->plan.spec.optimizer_states,
-          fmt::format("there is no optimizer state {}: expected 0 to {}", k, impl_->plan.spec.optimizer_states - 1));
-  return impl_->gather(impl_->find_parameter(name), [this, k](std::int64_t chunk) -> const View& {
-    return impl_->runtime->store().optimizer_state(chunk, k);
-  });
-}
-
-std::int64_t Engine::updates(const std::string& name) {
-  return impl_->runtime->updates(impl_->find_parameter(name));
-}
-
 const Config& Engine::config() const {
   return impl_->config;
+}
+
+MemoryUsage Engine::memory_in_use(Tier tier) const {
+  return impl_->machine->ledger(tier)->used();
 }
 
 EngineSummary Engine::summary() const {
@@ -173,6 +141,7 @@ EngineSummary Engine::summary() const {
   out.device_capacity = device->capacity();
   out.device_peak = device->peak();
   out.host_peak = impl_->machine->ledger(Tier::pinned)->peak() + impl_->machine->ledger(Tier::host)->peak();
+  out.low_memory_accumulation = impl_->config.low_memory_accumulation && impl_->config.precision != DType::f32;
   out.lanes = impl_->machine->trace().totals();
   return out;
 }
@@ -181,8 +150,8 @@ void Engine::write_trace(const std::filesystem::path& file) const {
   impl_->machine->trace().write_chrome_json(file);
 }
 
-MemoryPlan plan_memory(const torch::nn::Module& model, const Config& config) {
-  return make_engine_plan(model, config).memory;
+MemoryPlan plan_memory(const torch::nn::Module& model, const Config& config, const EngineOptions& options) {
+  return make_engine_plan(model, config, options).memory;
 }
 
 }  // namespace spillway

@@ -36,10 +36,10 @@ Engine::Impl::Impl(torch::nn::Module& m, Config c, EngineOptions o)
     : causal_lm(dynamic_cast<CausalLM*>(&m)),
       config(std::move(c)),
       options(std::move(o)),
-      plan(make_engine_plan(m, config)),
-      base_hyperparameters(config.group_hyperparameters()),
+      plan(make_engine_plan(m, config, options)),
+      base_hyperparameters(plan.hyperparameters),
       scaler(config.precision == DType::f16 ? LossScaler(config.loss_scale) : LossScaler()) {
-  check_fits(plan, config);
+  check_machine_fits(plan, config);
   machine = make_emulated_machine(machine_options(config, options));
   runtime = std::make_unique<Runtime>(*machine, *plan.layout, plan.spec, config.optimizer, base_hyperparameters);
   schedule = plan.schedule->make(*runtime);
@@ -49,6 +49,7 @@ Engine::Impl::Impl(torch::nn::Module& m, Config c, EngineOptions o)
   forward_track = machine->trace().track("forward");
   engine_track = machine->trace().track("engine");
   try {
+    set_update_rules();
     set_hooks();
     move_parameters();
   } catch (...) {
@@ -56,6 +57,12 @@ Engine::Impl::Impl(torch::nn::Module& m, Config c, EngineOptions o)
     throw;
   }
   device_scope = std::make_unique<DeviceScope>(machine->ledger(Tier::device));
+  if (config.low_memory_accumulation && config.precision != DType::f32) {
+    log(options.log, LogLevel::warning,
+        fmt::format("low-memory accumulation: gradients are summed in {}, so sums of many micro-batches lose small "
+                    "gradients that fp32 accumulation keeps",
+                    to_string(config.precision)));
+  }
 }
 
 Engine::Impl::~Impl() {
@@ -69,43 +76,63 @@ Engine::Impl::~Impl() {
 }
 
 void Engine::Impl::give_back() noexcept {
+  for (auto* list : {&plan.trainable, &plan.frozen}) {
+    for (ModelParameter& parameter : *list) torch::autograd::impl::set_post_acc_grad_hooks(parameter.tensor, nullptr);
+  }
+  try {
+    move_out();
+  } catch (const std::exception& error) {
+    log(options.log, LogLevel::error,
+        fmt::format("no memory to give the module's parameters back in: some of its values are lost ({})",
+                    error.what()));
+  }
+}
+
+void Engine::Impl::move_out() {
+  if (runtime->released()) return;
   const auto inside = [](const View& pool, const void* data) {
     return data >= pool.data && data < pool.data + pool.size.value;
   };
   for (auto* list : {&plan.trainable, &plan.frozen}) {
     for (ModelParameter& parameter : *list) {
-      torch::autograd::impl::set_post_acc_grad_hooks(parameter.tensor, nullptr);
       const void* data = parameter.tensor.const_data_ptr();
       if (!inside(runtime->store().working(), data) && !inside(runtime->store().frozen(), data)) continue;
-      try {
-        move_to_ordinary_memory(parameter.tensor);
-      } catch (const std::exception& error) {
-        log(options.log, LogLevel::error,
-            fmt::format("no memory to give {} back in: its values are lost ({})", parameter.name, error.what()));
-      }
+      move_to_ordinary_memory(parameter.tensor);
     }
   }
 }
 
 void Engine::Impl::move_parameters() {
   const HostScope host;  // what is converted here is not the device's affair, nor that of another engine's device
-  const std::int64_t size = size_of(config.precision);
+  std::vector<torch::Tensor> exact;  // fp32 values of what was converted
+  for (ModelParameter& parameter : plan.trainable) {
+    own_storage(parameter.tensor);
+    exact.push_back(convert_parameter(parameter.tensor, config.precision));
+  }
+  for (ModelParameter& parameter : plan.frozen) {
+    own_storage(parameter.tensor);
+    convert_parameter(parameter.tensor, config.precision);
+  }
+  move_working_values();
   for (std::size_t i = 0; i < plan.trainable.size(); ++i) {
-    torch::Tensor& tensor = plan.trainable[i].tensor;
-    own_storage(tensor);
-    const torch::Tensor exact = convert_parameter(tensor, config.precision);
-    move_to(tensor, runtime->store().working().slice({plan.layout->offset(static_cast<std::int64_t>(i)) * size},
-                                                     {tensor.numel() * size}));
-    if (exact.defined()) {
-      runtime->write_parameter(static_cast<std::int64_t>(i), exact.const_data_ptr<float>());
+    if (exact[i].defined()) {
+      runtime->write({StateRole::Kind::master}, static_cast<std::int64_t>(i), exact[i].const_data_ptr<float>());
+      exact[i].reset();
     } else {
       runtime->load_masters(static_cast<std::int64_t>(i));
     }
   }
+}
+
+void Engine::Impl::move_working_values() {
+  const std::int64_t size = size_of(config.precision);
+  for (std::size_t i = 0; i < plan.trainable.size(); ++i) {
+    const torch::Tensor& tensor = plan.trainable[i].tensor;
+    move_to(tensor, runtime->store().working().slice({plan.layout->offset(static_cast<std::int64_t>(i)) * size},
+                                                     {tensor.numel() * size}));
+  }
   std::int64_t offset = 0;
-  for (ModelParameter& parameter : plan.frozen) {
-    own_storage(parameter.tensor);
-    convert_parameter(parameter.tensor, config.precision);
+  for (const ModelParameter& parameter : plan.frozen) {
     const std::int64_t count = parameter.tensor.numel();
     move_to(parameter.tensor, runtime->store().frozen().slice({offset * size}, {count * size}));
     offset += (count + kGrainElements - 1) / kGrainElements * kGrainElements;
@@ -148,12 +175,13 @@ void Engine::Impl::on_gradient(std::int64_t index) {
   }
   require(slot.layout() == torch::kStrided,
           fmt::format("the gradient of {} is sparse, which is not supported: use a dense embedding", parameter.name));
+  if (!uses_left.empty() && --uses_left[static_cast<std::size_t>(index)] > 0) return;  // LibTorch adds the others to it
   // Backward multiplies twice: for the gradients of inputs and of weights.
   pace(4.0 * static_cast<double>(parameter.tensor.numel()) *
        static_cast<double>(rows[static_cast<std::size_t>(index)]));
   const torch::NoGradGuard no_grad;
   const torch::Tensor gradient = slot.contiguous();
-  if (gradient.numel() > 0) {
+  if (gradient.numel() > 0 && !profiling) {
     schedule->gradient_ready({index, static_cast<const std::byte*>(gradient.const_data_ptr())});
     pace(0);  // a wait for a slot is no computation
     any_gradient = true;
@@ -171,10 +199,13 @@ void Engine::Impl::run_backward(const torch::Tensor& loss, double seed, bool las
   }
   const std::int64_t begin = Trace::now();
   pace(0);
+  uses_left.clear();
+  if (recomputed) count_uses(loss);
   schedule->begin_backward(last);
   in_backward = true;
   try {
     torch::autograd::backward({loss}, {torch::full_like(loss, seed)});
+    flush_gradients();
     schedule->end_backward();
   } catch (...) {
     // A part of this micro-batch's gradients is in the sums, so the step's sums are worth nothing.
@@ -197,7 +228,18 @@ void Engine::Impl::forget_step() {
   any_gradient = false;
 }
 
+void Engine::Impl::check_holds_states() const {
+  if (released) throw StateError("this engine was released: its states are not in memory; call restore() first");
+}
+
+void Engine::Impl::check_between_steps(const char* what) const {
+  if (micro_batches > 0) {
+    throw StateError(fmt::format("{} inside a step: {} backward calls wait for step()", what, micro_batches));
+  }
+}
+
 void Engine::Impl::check_usable() const {
+  check_holds_states();
   if (failure.empty()) return;
   throw StateError(
       "a step of this engine failed and may have updated some parameters only; make a new one from the last "
@@ -312,37 +354,6 @@ GatedBlock& Engine::Impl::gated_block(const torch::nn::Module& block) {
   std::sort(made.chunks.begin(), made.chunks.end());
   made.chunks.erase(std::unique(made.chunks.begin(), made.chunks.end()), made.chunks.end());
   return blocks.emplace(&block, std::move(made)).first->second;
-}
-
-// ---- reading -------------------------------------------------------------------------------------------------------
-
-std::int64_t Engine::Impl::find_parameter(const std::string& name) const {
-  const auto is = [&](const ModelParameter& parameter) {
-    return parameter.name == name ||
-           std::find(parameter.aliases.begin(), parameter.aliases.end(), name) != parameter.aliases.end();
-  };
-  std::vector<std::string> names;
-  for (std::size_t i = 0; i < plan.trainable.size(); ++i) {
-    if (is(plan.trainable[i])) return static_cast<std::int64_t>(i);
-    names.push_back(plan.trainable[i].name);
-  }
-  require(std::none_of(plan.frozen.begin(), plan.frozen.end(), is),
-          fmt::format("parameter {} is frozen: it has neither master nor optimizer states", name));
-  const std::string nearest = nearest_name(name, names);
-  throw InvalidArgument(fmt::format("no trained parameter is named \"{}\"{}", name,
-                                    nearest.empty() ? "" : fmt::format("; the nearest name is \"{}\"", nearest)));
-}
-
-torch::Tensor Engine::Impl::gather(std::int64_t parameter, const std::function<const View&(std::int64_t chunk)>& role) {
-  runtime->wait_all();
-  const HostScope host;
-  const torch::NoGradGuard no_grad;
-  torch::Tensor out = torch::empty(plan.trainable[static_cast<std::size_t>(parameter)].tensor.sizes(), torch::kFloat);
-  for (const Segment& segment : plan.layout->parameter_segments(parameter)) {
-    const float* from = role(segment.chunk).as<const float>() + segment.chunk_offset;
-    std::copy_n(from, segment.count, out.mutable_data_ptr<float>() + segment.parameter_offset);
-  }
-  return out;
 }
 
 }  // namespace spillway

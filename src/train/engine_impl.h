@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -24,6 +28,27 @@ struct GatedBlock {
   std::vector<std::int64_t> parameters;  // trainable ones
   std::vector<std::int64_t> chunks;
   double elements = 0;
+};
+
+/// Where states wait while an engine is released.
+class ReleasedStates {
+ public:
+  /// In `file`, or in memory. Throws: FileError.
+  explicit ReleasedStates(const std::optional<std::filesystem::path>& file);
+  ~ReleasedStates();
+  ReleasedStates(const ReleasedStates&) = delete;
+  ReleasedStates& operator=(const ReleasedStates&) = delete;
+
+  void save(const void* data, std::size_t bytes);
+  /// Everything was saved: what follows is loaded in the same order from the start.
+  void rewind();
+  void load(void* data, std::size_t bytes);
+
+ private:
+  const std::optional<std::filesystem::path> file_;
+  std::fstream stream_;
+  std::vector<std::unique_ptr<std::byte[]>> pieces_;
+  std::size_t next_ = 0;
 };
 
 /// A block's call that is going on.
@@ -48,6 +73,18 @@ struct Engine::Impl {
   void check_parameters();
   void on_gradient(std::int64_t parameter);
   void pace(double flops) noexcept { static_cast<void>(machine->compute().mark("pace", -1, flops)); }
+  void set_update_rules();
+  /// Puts working parameters into the pools: of trained ones, masters are left as they are.
+  void move_working_values();
+  /// Gives every parameter that lies in a pool ordinary memory. Throws: OutOfMemory; then some are moved.
+  void move_out();
+  /// Throws: StateError where the engine is released or failed.
+  void check_holds_states() const;
+  void check_between_steps(const char* what) const;
+  /// What turns accumulated into true gradients.
+  double grad_scale() const { return first_weight / (scaler.scale() * weight_sum); }
+  void count_uses(const torch::Tensor& loss);
+  void flush_gradients();
   GatedBlock& gated_block(const torch::nn::Module& block);
   void run_backward(const torch::Tensor& loss, double seed, bool last);
   void set_learning_rates();
@@ -55,8 +92,10 @@ struct Engine::Impl {
   /// Throws: StateError when the loss scale cannot fall any further.
   StepResult skip_not_finite(double norm);
   void wait_for_ungated_chunks();
+  void check_state_number(std::int64_t k) const;
   std::int64_t find_parameter(const std::string& name) const;
-  torch::Tensor gather(std::int64_t parameter, const std::function<const View&(std::int64_t chunk)>& role);
+  torch::Tensor read(std::int64_t parameter, StateRole role);
+  void write(std::int64_t parameter, StateRole role, const torch::Tensor& value);
 
   CausalLM* const causal_lm;  // the module, where it is one
   const Config config;
@@ -71,11 +110,16 @@ struct Engine::Impl {
 
   // ---- the step that is going on
   bool in_backward = false;
+  bool profiling = false;   // gradients are dropped
+  bool recomputed = false;  // a block was called with recompute since the engine was made
+  /// Gradients of each parameter that are still to come in this backward, where blocks are recomputed.
+  std::vector<std::int64_t> uses_left;
   std::int64_t micro_batches = 0;
   double weight_sum = 0;
   bool any_gradient = false;
 
   // ---- the run
+  std::unique_ptr<ReleasedStates> released;
   std::string failure;                 // of an op: what later calls are refused with
   std::vector<std::int64_t> versions;  // each parameter's version counter after the engine's last write
   double first_weight = 0;             // W0: 0 until there was one

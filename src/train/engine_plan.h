@@ -1,31 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <memory>
 #include <vector>
 
-#include "spillway/core/config.h"
-#include "spillway/schedule/schedules.h"
-#include "spillway/state/chunk_store.h"
-#include "spillway/state/layout.h"
+#include "spillway/plan/run_plan.h"
+#include "spillway/train/engine.h"
 #include "train/parameters.h"
 
 namespace spillway {
 
-/// Everything about a run that follows from the module and the configuration alone.
-struct EnginePlan {
+/// What follows from a module, the configuration and the options of its engine: the parameters and the plan.
+struct EnginePlan : RunPlan {
   std::vector<ModelParameter> trainable, frozen;
-  std::unique_ptr<Layout> layout;  // of the trainable ones
-  const ScheduleEntry* schedule = nullptr;
-  StateSpec spec;
-  MemoryPlan memory;
+  std::vector<Hyperparameters> hyperparameters;  // one a group
 };
 
 /// Throws: InvalidArgument for what is not supported, by name.
-EnginePlan make_engine_plan(const torch::nn::Module& model, const Config& config);
+EnginePlan make_engine_plan(const torch::nn::Module& model, const Config& config, const EngineOptions& options);
 
-/// Throws: OutOfMemory when a tier's capacity is below the plan: which tier, what each use needs, the bytes missing,
-/// and a schedule that would fit, if one does.
-void check_fits(const EnginePlan& plan, const Config& config);
+/// check_fits, and on the emulated device whether this machine has the memory that stands for it. Throws: OutOfMemory.
+void check_machine_fits(const RunPlan& plan, const Config& config);
 
 }  // namespace spillway

@@ -10,6 +10,8 @@
 
 #include "models/scalar_type.h"
 #include "spillway/core/error.h"
+#include "spillway/core/pattern.h"
+#include "spillway/plan/run_plan.h"
 #include "spillway/train/device_scope.h"
 
 namespace spillway {
@@ -29,39 +31,23 @@ void check_parameter(const std::string& name, const torch::Tensor& tensor, DType
       fmt::format("parameter {} already has a hook after its gradient: is another engine using this module?", name));
 }
 
-int group_of(const std::string& name, const torch::Tensor& tensor, const Config& config) {
-  for (std::size_t i = 0; i < config.groups.size(); ++i) {
-    const GroupConfig& group = config.groups[i];
-    if (group.max_dims && tensor.dim() > *group.max_dims) continue;
-    if (matches(group.match, name)) return static_cast<int>(i) + 1;
+bool applies(const GroupRule& rule, const std::string& name, const torch::Tensor& tensor) {
+  if (rule.group.max_dims && tensor.dim() > *rule.group.max_dims) return false;
+  return matches(rule.group.match, name) && (!rule.applies || rule.applies(name, tensor));
+}
+
+int group_of_tensor(const std::string& name, const torch::Tensor& tensor, const Config& config,
+                    const std::vector<GroupRule>& rules) {
+  for (std::size_t i = 0; i < rules.size(); ++i) {
+    if (applies(rules[i], name, tensor)) return static_cast<int>(config.groups.size() + i) + 1;
   }
-  return 0;
+  return group_of(name, tensor.dim(), config);
 }
 
 }  // namespace
 
-bool matches(std::string_view pattern, std::string_view text) {
-  // Greedy with one point to go back to: the last star and where its run ends so far.
-  std::size_t p = 0, t = 0, star = std::string_view::npos, run = 0;
-  while (t < text.size()) {
-    if (p < pattern.size() && pattern[p] == '*') {
-      star = p++;
-      run = t;
-    } else if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == text[t])) {
-      ++p;
-      ++t;
-    } else if (star != std::string_view::npos) {
-      p = star + 1;
-      t = ++run;
-    } else {
-      return false;
-    }
-  }
-  while (p < pattern.size() && pattern[p] == '*') ++p;
-  return p == pattern.size();
-}
-
-std::vector<ModelParameter> collect_parameters(const torch::nn::Module& model, const Config& config) {
+std::vector<ModelParameter> collect_parameters(const torch::nn::Module& model, const Config& config,
+                                               const std::vector<GroupRule>& rules) {
   std::vector<ModelParameter> out;
   std::unordered_map<const void*, std::size_t> tensors;  // where each stands in `out`
   std::unordered_map<const void*, std::string> storages;
@@ -77,7 +63,8 @@ std::vector<ModelParameter> collect_parameters(const torch::nn::Module& model, c
     require(fresh, fmt::format("parameters {} and {} share memory without being the same tensor; register one tensor "
                                "twice instead",
                                owner->second, entry.key()));
-    out.push_back({entry.key(), {}, tensor, group_of(entry.key(), tensor, config), tensor.requires_grad()});
+    out.push_back(
+        {entry.key(), {}, tensor, group_of_tensor(entry.key(), tensor, config, rules), tensor.requires_grad()});
   }
   return out;
 }

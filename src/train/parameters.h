@@ -8,6 +8,7 @@
 
 #include "spillway/core/config.h"
 #include "spillway/memory/pool.h"
+#include "spillway/train/engine.h"
 
 namespace spillway {
 
@@ -20,13 +21,12 @@ struct ModelParameter {
   bool trainable = true;
 };
 
-/// All parameters of `model` in registration order, with the group each belongs to.
+/// All parameters of `model` in registration order, with the group each belongs to: the first of `rules` that applies
+/// (numbered after the configuration's groups), else as the configuration says.
 /// Throws: InvalidArgument naming the parameter that is neither fp32 nor of the configured precision, sparse, a view of
 /// another one, not in host memory, undefined, or already managed by an engine.
-std::vector<ModelParameter> collect_parameters(const torch::nn::Module& model, const Config& config);
-
-/// Whether `text` matches `pattern`, where * stands for any run of characters and ? for one.
-bool matches(std::string_view pattern, std::string_view text);
+std::vector<ModelParameter> collect_parameters(const torch::nn::Module& model, const Config& config,
+                                               const std::vector<GroupRule>& rules);
 
 /// Makes an fp32 parameter one of `precision` with rounded values; nothing where it is that already. Returns the fp32
 /// values, or an undefined tensor where nothing was converted.

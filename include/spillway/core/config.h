@@ -25,6 +25,9 @@ struct Hyperparameters {
   bool operator==(const Hyperparameters&) const = default;
 };
 
+/// Throws: InvalidArgument naming `where` for numbers that no step could use.
+void check_hyperparameters(const std::string& where, const Hyperparameters& hyperparameters);
+
 /// Parameters with hyperparameters of their own. A parameter belongs to the first group that it matches; those that
 /// match none have the optimizer's own values.
 struct GroupConfig {
@@ -33,6 +36,9 @@ struct GroupConfig {
   std::optional<double> lr = std::nullopt, beta1 = std::nullopt, beta2 = std::nullopt, eps = std::nullopt,
                         weight_decay = std::nullopt;
 };
+
+/// The optimizer's own numbers with a group's on top.
+Hyperparameters with_overrides(Hyperparameters hyperparameters, const GroupConfig& group);
 
 /// The learning rate of update number u (from 0): the optimizer's rate times a factor. During warm-up the factor is
 /// (u + 1) / warmup_steps; then constant, or falling to `final_factor` at total_steps on a line or half a cosine.
@@ -81,6 +87,12 @@ struct Config {
 
   LossScaleConfig loss_scale;  // fp16 only
 
+  /// Gradients of a step's micro-batches are summed in the working type instead of fp32: two bytes an element less in
+  /// bf16 and fp16, and sums that lose small gradients. Without effect in fp32.
+  bool low_memory_accumulation = false;
+  /// Every block that is called through the engine computes its activations again in backward instead of keeping them.
+  bool recompute = false;
+
   double clip_norm = 0;           // limit of the global gradient norm; 0: none
   std::int64_t accumulation = 0;  // micro-batches a step, where backward() is not told which is the last; 0: unknown
 
@@ -88,6 +100,9 @@ struct Config {
   std::int64_t staging_slots = 3;    // chunks in flight each way
   int threads = 0;                   // of the CPU optimizer; 0: half the cores this process may use
   std::optional<Bytes> host_memory;  // the most that pinned memory may take; none: no limit
+
+  /// The type in which a step's gradients are summed.
+  DType gradient_type() const { return low_memory_accumulation ? precision : DType::f32; }
 
   /// The hyperparameters of group 0 (the optimizer's own) and of each entry of `groups`.
   std::vector<Hyperparameters> group_hyperparameters() const;

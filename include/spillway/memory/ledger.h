@@ -65,9 +65,22 @@ class MemoryLedger {
   /// Starts a new peak at what is in use now.
   void reset_peak();
 
+  /// While it lives, nothing is refused: for measuring how much a run would need. Threads: one at a time.
+  class Unlimited {
+   public:
+    explicit Unlimited(MemoryLedger& ledger);
+    ~Unlimited();
+    Unlimited(const Unlimited&) = delete;
+    Unlimited& operator=(const Unlimited&) = delete;
+
+   private:
+    MemoryLedger& ledger_;
+  };
+
  private:
   const Tier tier_;
   const Bytes capacity_;
+  bool enforced_ = true;
   mutable std::mutex mutex_;
   MemoryUsage used_;
   Bytes total_;

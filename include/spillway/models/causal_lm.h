@@ -93,6 +93,9 @@ std::shared_ptr<CausalLM> make_causal_lm(const ModelConfig& config, std::uint64_
 /// A model whose parameters are allocated and not initialised. Throws: as make_causal_lm.
 std::shared_ptr<CausalLM> empty_causal_lm(const ModelConfig& config, DType dtype = DType::f32);
 
+/// A model of shapes alone (torch::kMeta): it takes no memory and computes no values, only the shapes of results.
+std::shared_ptr<CausalLM> meta_causal_lm(const ModelConfig& config, DType dtype = DType::f32);
+
 struct LoadOptions {
   DType dtype = DType::f32;  // of the parameters; the file's are converted on the way
 };

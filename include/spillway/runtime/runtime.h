@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -53,6 +54,30 @@ struct GradientNorm {
 struct StepScale {
   float grad_factor = 1;  // one fp32 number applied to every gradient on load
 };
+
+/// A role of one parameter's state, for reading and writing it whole.
+struct StateRole {
+  enum class Kind { master, gradient, optimizer_state };
+  Kind kind = Kind::master;
+  std::int64_t k = 0;  // which optimizer state
+};
+
+/// One parameter's whole state, contiguous, as an update rule is given it.
+/// Owns: nothing; valid during the call.
+struct RuleArrays {
+  std::int64_t parameter = 0;
+  std::int64_t count = 0;
+  std::int64_t updates = 0;  // this one included
+  bool on_device = false;    // else all arrays are in host memory
+  float* master = nullptr;
+  std::byte* gradient = nullptr;  // as accumulated: the true gradient is this times grad_factor; spent after the call
+  DType gradient_type = DType::f32;
+  float grad_factor = 1;
+  std::vector<float*> states;  // zero before the first update
+  Hyperparameters hyperparameters;
+};
+/// Replaces the optimizer for a parameter. Threads: called on the lane of the parameter's masters.
+using UpdateRule = std::function<void(const RuleArrays&)>;
 
 /// The verbs that schedules are written in, and the state they act on.
 ///
@@ -124,16 +149,39 @@ class Runtime {
   bool wait_idle() noexcept;
   /// Copies the parameter's working values into its fp32 masters, where these are apart. Blocks: as wait_all.
   void load_masters(std::int64_t parameter);
-  /// Sets masters to `values` and working values to them, rounded. Shapes: [numel]. Blocks: as wait_all.
-  void write_parameter(std::int64_t parameter, const float* values);
   std::int64_t updates(std::int64_t parameter) const {
     return parameters_[static_cast<std::size_t>(parameter)].updates;
   }
+  void set_updates(std::int64_t parameter, std::int64_t updates) {
+    parameters_[static_cast<std::size_t>(parameter)].updates = updates;
+  }
+
+  // ---- reading and setting whole states -----------------------------------------------------------------------------
+  /// Copies a parameter's state out, as fp32; gradients as accumulated, before any factor. Shapes: [numel]. Blocks: as
+  /// wait_all.
+  void read(StateRole role, std::int64_t parameter, float* values);
+  /// Sets it. A master sets the working values too, rounded; a gradient becomes the step's and is counted in the norm
+  /// again. Shapes: [numel]. Blocks: as wait_all.
+  void write(StateRole role, std::int64_t parameter, const float* values);
+  /// From the next step on, `rule` updates the parameter. Throws: InvalidArgument where its chunks do not share a tier.
+  void set_update_rule(std::int64_t parameter, UpdateRule rule);
+
+  /// Takes every piece of state that only the pools hold to `save`, in a fixed order, calls `saved`, and gives the
+  /// pools back. No verb may be called until restore(). Order: between steps. Blocks: as wait_all. Throws: what the two
+  /// throw; then nothing has changed.
+  void release(const std::function<void(const void* data, std::size_t bytes)>& save,
+               const std::function<void()>& saved);
+  /// Makes the pools again and fills them from `load`, in the order of release(). Working parameters are left to the
+  /// caller. Throws: OutOfMemory; what `load` throws: the runtime stays released.
+  void restore(const std::function<void(void* data, std::size_t bytes)>& load);
+  bool released() const { return store_ == nullptr; }
 
  private:
   struct ParameterState {
     std::int64_t updates = 0;
     bool has_gradient = false;
+    bool rule_submitted = false;  // in this step
+    UpdateRule rule;              // empty: the optimizer
   };
   struct SegmentState {
     bool accumulated = false;  // has a gradient of this step
@@ -143,6 +191,13 @@ class Runtime {
 
   /// Where update() writes a chunk's rounded working copy: null in fp32. Takes the next upload slot if one is needed.
   std::byte* working_copy_target(std::int64_t chunk);
+  /// Bytes that adding one element to its sum moves.
+  std::int64_t bytes_of_sum() const;
+  void make_store(const StateSpec& spec);
+  RuleArrays rule_arrays(std::int64_t parameter, float grad_factor) const;
+  /// Calls visit with every view that only the pools hold: masters apart from working values, and optimizer states.
+  template <class Visit>
+  void for_kept_views(const ChunkStore& store, const Visit& visit) const;
   /// The chunk's segments that have a gradient in this step.
   std::vector<const Segment*> updated_segments(std::int64_t chunk) const;
   bool on_device(Tier tier) const { return tier == Tier::device; }
@@ -155,7 +210,8 @@ class Runtime {
   const Layout& layout_;
   const OptimizerKind optimizer_;
   std::vector<Hyperparameters> hyperparameters_;
-  std::unique_ptr<ChunkStore> store_;
+  StateSpec spec_;
+  std::unique_ptr<ChunkStore> store_;  // null while released
   SlotRing device_slots_, pinned_slots_, upload_slots_;
   Slot* upload_slot_ = nullptr;  // written by the newest update(), until copy_up() sends it
   std::vector<ParameterState> parameters_;

@@ -26,6 +26,7 @@ struct ChunkPlacement {
 /// What a run keeps, and where: from this alone follow the bytes of every tier and use.
 struct StateSpec {
   DType working = DType::f32;             // type of working parameters and of LibTorch's gradients
+  DType gradient = DType::f32;            // type of the accumulated gradients: fp32, or the working type
   std::int64_t optimizer_states = 2;      // fp32 numbers an element beside the master
   std::vector<ChunkPlacement> placement;  // one a chunk
   std::int64_t device_slots = 0;          // staging slots of one chunk each
@@ -78,7 +79,7 @@ class ChunkStore {
   /// One chunk of them.
   View working(std::int64_t chunk) const;
   const View& frozen() const { return frozen_; }
-  /// Shapes: [chunk.count] fp32 each.
+  /// Shapes: [chunk.count] each; fp32, gradients of spec().gradient.
   const View& master(std::int64_t chunk) const { return roles_[static_cast<std::size_t>(chunk)].master; }
   const View& gradient(std::int64_t chunk) const { return roles_[static_cast<std::size_t>(chunk)].gradient; }
   const View& optimizer_state(std::int64_t chunk, std::int64_t k) const {

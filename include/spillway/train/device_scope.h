@@ -11,6 +11,7 @@ namespace spillway {
 /// `ledger`: the emulated device's memory. Exceeding its capacity throws OutOfMemory out of the LibTorch call.
 ///
 /// The first scope installs Spillway's CPU allocator for the whole process, for good (LibTorch cannot take one back).
+/// Tensors without memory (torch::kMeta) count too, as much as they would take.
 /// Tensors may outlive the scope and be freed by any thread; they count until then.
 /// Order: scopes of a thread may end in any order; the newest one that is left counts.
 class DeviceScope {
@@ -23,7 +24,7 @@ class DeviceScope {
  private:
   struct Account;
   friend class HostScope;
-  friend class CountingAllocator;
+  friend class CountingScope;
   std::shared_ptr<Account> account_;
 };
 

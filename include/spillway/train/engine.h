@@ -5,9 +5,11 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -23,11 +25,53 @@
 
 namespace spillway {
 
+/// Chooses parameters in code: by the name in named_parameters(), and by the tensor (its shape).
+using ParameterPredicate = std::function<bool(const std::string& name, const torch::Tensor& parameter)>;
+
+/// A parameter group in code: those that `applies` says yes to and `group.match` and `group.max_dims` let through.
+struct GroupRule {
+  ParameterPredicate applies;
+  GroupConfig group = {};
+};
+
+/// What an update rule of the program's own reads and writes, in place. Shapes: the parameter's, fp32; the tensors lie
+/// where the schedule keeps them (host memory, or the device with `resident`) and are valid during the call.
+struct ParameterUpdate {
+  std::string name;
+  torch::Tensor master;
+  torch::Tensor gradient;             // of the whole step: averaged, unscaled, clipped
+  std::vector<torch::Tensor> states;  // two, zero before the first update: kept and saved like an optimizer's
+  std::int64_t update = 0;            // of this parameter, from 1
+  Hyperparameters hyperparameters;    // of its group, the schedule's learning rate in it
+};
+
+/// Replaces the optimizer for the parameters it applies to.
+/// Threads: `rule` is called on the lane that holds the states (another thread, where those are on the host), without
+/// gradients, one parameter at a time; what it throws comes out of the call that waits and ends the engine.
+struct OwnUpdate {
+  ParameterPredicate applies;
+  std::function<void(ParameterUpdate& update)> rule = {};
+};
+
 /// What only programs set, beside the configuration.
 struct EngineOptions {
   std::int64_t trace_events = 0;  // spans kept for write_trace(); 0: totals only
   OpDelay delay = {};             // called around every op of every lane: for tests of races
   LogHandler log = {};            // where messages go; empty: spdlog, on standard error
+  /// Groups in code, numbered after Config::groups; a parameter belongs to the first that applies, and these come
+  /// before those of the configuration.
+  std::vector<GroupRule> groups = {};
+  std::vector<OwnUpdate> updates = {};
+  /// What forward and backward will hold on the device (Engine::profile, profile_activations): part of the plan, so
+  /// that a run that cannot fit is refused before it starts.
+  std::optional<Bytes> activations = std::nullopt;
+};
+
+/// How a block is called.
+struct CallOptions {
+  /// The block keeps its inputs alone and computes its activations again in backward: the same bits, less memory, one
+  /// more forward. Not given: Config::recompute.
+  std::optional<bool> recompute = std::nullopt;
 };
 
 struct BackwardOptions {
@@ -63,6 +107,7 @@ struct EngineSummary {
   MemoryUsage device_at_peak;  // measured
   Bytes device_capacity;       // below zero: not limited
   Bytes device_peak, host_peak;
+  bool low_memory_accumulation = false;  // gradients were summed in the working type
   std::vector<TrackTotal> lanes;
 };
 
@@ -98,12 +143,37 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   /// Runs block->forward(inputs...) once the block's newest parameters have arrived. `block`: a module holder, a
-  /// shared_ptr to a module, or a module; its parameters() must be all it reads of this model.
+  /// shared_ptr to a module, or a module; its parameters() must be all it reads of this model. With recompute, forward
+  /// must return a tensor or a vector of tensors, and give the same when called again: LibTorch's random numbers (and a
+  /// CausalLM's dropout) are set back for that; other state is the block's own affair.
+  /// Throws: what forward throws; InvalidArgument for recompute of a block that returns something else.
+  template <class BlockType, class... Inputs>
+  auto call(BlockType& block, CallOptions options, Inputs&&... inputs) {
+    auto& module = dereference(block);
+    using Result = decltype(module.forward(std::forward<Inputs>(inputs)...));
+    if (!recomputes(options)) {
+      const BlockScope scope(*this, module, rows_of(inputs...));
+      return module.forward(std::forward<Inputs>(inputs)...);
+    }
+    if constexpr (std::is_same_v<Result, torch::Tensor> || std::is_same_v<Result, std::vector<torch::Tensor>>) {
+      RecomputedBlock<std::decay_t<decltype(module)>, std::decay_t<Inputs>...> again(module,
+                                                                                     std::forward<Inputs>(inputs)...);
+      std::vector<torch::Tensor> tensors = again.take_tensors();
+      const std::int64_t rows = tensors.empty() ? 0 : rows_of(tensors.front());
+      std::vector<torch::Tensor> outputs = call_recomputed(module, std::move(again), std::move(tensors), rows);
+      if constexpr (std::is_same_v<Result, torch::Tensor>) {
+        return outputs.at(0);
+      } else {
+        return outputs;
+      }
+    } else {
+      refuse_recompute(module);
+      return module.forward(std::forward<Inputs>(inputs)...);
+    }
+  }
   template <class BlockType, class... Inputs>
   auto call(BlockType& block, Inputs&&... inputs) {
-    auto& module = dereference(block);
-    const BlockScope scope(*this, module, rows_of(inputs...));
-    return module.forward(std::forward<Inputs>(inputs)...);
+    return call(block, CallOptions{}, std::forward<Inputs>(inputs)...);
   }
 
   /// The same as a value for models that take one (CausalLM is bound by the constructor).
@@ -129,6 +199,13 @@ class Engine {
   /// Blocks: until all weights are those of the last step, on the device and everywhere.
   void wait_parameters();
 
+  /// All of a group's numbers from the next step on; its lr as set_lr. Throws: InvalidArgument.
+  void set_hyperparameters(const Hyperparameters& hyperparameters, std::size_t group = 0);
+  /// A group's numbers, before the learning-rate schedule.
+  const Hyperparameters& hyperparameters(std::size_t group = 0) const;
+  /// The group a trained parameter belongs to. Throws: InvalidArgument.
+  std::size_t group_of(const std::string& name) const;
+
   /// Copies of one parameter's state, in ordinary memory. `name`: as in named_parameters(). Blocks: as wait_parameters.
   /// Throws: InvalidArgument for an unknown name (with the nearest) or a parameter that is not trained.
   /// Shapes: the parameter's, fp32.
@@ -139,9 +216,43 @@ class Engine {
   torch::Tensor optimizer_state(const std::string& name, std::int64_t k);
   /// How often the parameter was updated.
   std::int64_t updates(const std::string& name);
+  /// The gradient of the step that is going on, averaged over its micro-batches so far and unscaled, before clipping:
+  /// what step() would use. Undefined where the parameter had none.
+  torch::Tensor gradient(const std::string& name);
+
+  /// Sets one parameter's state from a tensor of its shape, any floating type. Blocks: as wait_parameters. Throws:
+  /// InvalidArgument for an unknown name, another shape, or a `k` that is not there.
+  ///
+  /// The weight becomes the master, and its rounded value the working parameter; parameters that are not trained too.
+  void set_weight(const std::string& name, const torch::Tensor& value);
+  void set_optimizer_state(const std::string& name, std::int64_t k, const torch::Tensor& value);
+  /// The number of updates that the optimizer's bias correction counts from.
+  void set_updates(const std::string& name, std::int64_t updates);
+  /// Replaces the gradient of the step that is going on, in the scale of gradient(); norm, clipping and the check for
+  /// finite values are those of what was set. A parameter without a gradient has one then. Stored after division by the
+  /// step's factor, which is exact where all weights are equal and otherwise rounds once. Throws: StateError before the
+  /// step's first backward.
+  void set_gradient(const std::string& name, const torch::Tensor& value);
+
+  /// Runs one forward and backward of `loss` and drops its gradients: nothing changes but memory's high-water marks.
+  /// Returns the plan with the activations that were measured; on the emulated device the limit is lifted meanwhile, so
+  /// that the whole need is known. Throws: OutOfMemory with the bytes that are missing when the plan does not fit;
+  /// StateError inside a step.
+  MemoryPlan profile(const std::function<torch::Tensor()>& loss);
+
+  /// Gives all device and pinned memory back between phases: the module gets ordinary memory with the newest weights,
+  /// masters and optimizer states go to ordinary memory, or to `file` (made, and removed by restore() or the
+  /// destructor). Until restore() only the module may be used. Throws: StateError inside a step; FileError and
+  /// OutOfMemory: then nothing has changed.
+  void release(const std::optional<std::filesystem::path>& file = std::nullopt);
+  /// Takes the memory again and goes on where release() left off, bit for bit; weights that the program wrote meanwhile
+  /// are trained from. Throws: OutOfMemory, FileError: the engine stays released.
+  void restore();
 
   const Config& config() const;
   EngineSummary summary() const;
+  /// What a tier holds now. Throws: InvalidArgument for a tier that the machine has not.
+  MemoryUsage memory_in_use(Tier tier) const;
   /// Writes the timeline kept so far for Perfetto or Chrome. Throws: FileError.
   void write_trace(const std::filesystem::path& file) const;
 
@@ -161,6 +272,40 @@ class Engine {
    private:
     Engine& engine_;
     const std::int64_t index_;
+  };
+
+  template <class T>
+  static constexpr bool is_tensor = std::is_same_v<T, torch::Tensor>;
+
+  /// A block and its inputs, to be run any number of times with the tensors among them replaced.
+  template <class ModuleType, class... Stored>
+  class RecomputedBlock {
+   public:
+    template <class... Inputs>
+    explicit RecomputedBlock(ModuleType& module, Inputs&&... inputs)
+        : module_(&module), inputs_(std::forward<Inputs>(inputs)...) {}
+    /// Moves the tensors out, so that this object keeps no graph alive.
+    std::vector<torch::Tensor> take_tensors() {
+      std::vector<torch::Tensor> out;
+      const auto take = [&out](auto& input) {
+        if constexpr (is_tensor<std::decay_t<decltype(input)>>) out.push_back(std::exchange(input, torch::Tensor()));
+      };
+      std::apply([&](auto&... all) { (take(all), ...); }, inputs_);
+      return out;
+    }
+    std::vector<torch::Tensor> operator()(const std::vector<torch::Tensor>& tensors) const {
+      std::tuple<Stored...> inputs = inputs_;
+      std::size_t next = 0;
+      const auto give = [&](auto& input) {
+        if constexpr (is_tensor<std::decay_t<decltype(input)>>) input = tensors.at(next++);
+      };
+      std::apply([&](auto&... all) { (give(all), ...); }, inputs);
+      return {std::apply([&](auto&... all) { return module_->forward(all...); }, inputs)};
+    }
+
+   private:
+    ModuleType* module_;
+    std::tuple<Stored...> inputs_;
   };
 
   template <class BlockType>
@@ -187,14 +332,18 @@ class Engine {
   }
   static std::int64_t rows_of() { return 0; }
 
+  bool recomputes(const CallOptions& options) const;
+  [[noreturn]] static void refuse_recompute(const torch::nn::Module& block);
+  std::vector<torch::Tensor> call_recomputed(torch::nn::Module& block, BlockForward forward,
+                                             std::vector<torch::Tensor> inputs, std::int64_t rows);
   std::int64_t enter_block(const torch::nn::Module& block, std::int64_t rows);
   void leave_block(std::int64_t index) noexcept;
 
   std::unique_ptr<Impl> impl_;
 };
 
-/// The bytes of every tier that a run of `model` with `config` would hold, activations left out; nothing is allocated.
-/// Throws: as Engine for what is not supported; never OutOfMemory.
-MemoryPlan plan_memory(const torch::nn::Module& model, const Config& config);
+/// The bytes of every tier that a run of `model` with `config` would hold, activations only where `options` has them;
+/// nothing is allocated. Throws: as Engine for what is not supported; never OutOfMemory.
+MemoryPlan plan_memory(const torch::nn::Module& model, const Config& config, const EngineOptions& options = {});
 
 }  // namespace spillway

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "spillway/core/config.h"
+#include "spillway/schedule/schedules.h"
+#include "spillway/state/chunk_store.h"
+#include "spillway/state/layout.h"
+#include "spillway/state/model_config.h"
+
+namespace spillway {
+
+/// A parameter as planning sees it.
+struct PlannedParameter {
+  ParameterInfo info;
+  bool trainable = true;
+};
+
+/// Everything about a run that follows from its parameters' shapes and the configuration alone.
+struct RunPlan {
+  std::unique_ptr<Layout> layout;  // of the trainable parameters, in their order
+  const ScheduleEntry* schedule = nullptr;
+  StateSpec spec;
+  MemoryPlan memory;  // what the pools are made from, and activations where they were given
+};
+
+/// `activations`: the most that LibTorch will hold on the device beside the states.
+/// Throws: InvalidArgument for an unknown schedule, as Config::validate, as Layout.
+RunPlan plan_run(std::span<const PlannedParameter> parameters, const Config& config,
+                 std::optional<Bytes> activations = std::nullopt);
+
+/// Throws: OutOfMemory when a tier's configured capacity is below the plan: which tier, what each use needs, the bytes
+/// missing, and a schedule that would fit.
+void check_fits(const RunPlan& plan, const Config& config);
+
+/// The parameters of a model that need not exist, in registration order, all trainable.
+std::vector<PlannedParameter> planned_parameters(const ModelConfig& model, const Config& config);
+
+/// The group of Config::groups that a parameter belongs to, from 1; 0: the optimizer's own.
+int group_of(const std::string& name, std::int64_t dims, const Config& config);
+
+/// One line a tier: "  device   40.2 MiB  parameters 38.1 MiB, staging 2.12 MiB".
+std::string describe(const MemoryPlan& plan);
+
+}  // namespace spillway

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Between phases: the profiling step, release and restore of all memory.
+#include <fmt/format.h>
+
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "spillway/core/error.h"
+#include "train/engine_impl.h"
+
+namespace spillway {
+
+// ---- the profiling step --------------------------------------------------------------------------------------------
+
+MemoryPlan Engine::profile(const std::function<torch::Tensor()>& loss) {
+  Impl& s = *impl_;
+  s.check_usable();
+  s.check_between_steps("profile()");
+  MemoryLedger& ledger = *s.machine->ledger(Tier::device);
+  {
+    const MemoryLedger::Unlimited unlimited(ledger);
+    ledger.reset_peak();
+    s.profiling = true;
+    try {
+      s.run_backward(loss(), s.scaler.scale(), false);
+    } catch (...) {
+      s.profiling = false;
+      throw;
+    }
+    s.profiling = false;
+  }
+  s.plan.memory[Tier::device][MemoryUse::activations] = ledger.usage_at_peak()[MemoryUse::activations];
+  ledger.reset_peak();  // what was measured beyond the limit is no part of the run
+  check_fits(s.plan, s.config);
+  return s.plan.memory;
+}
+
+// ---- release and restore -------------------------------------------------------------------------------------------
+
+ReleasedStates::ReleasedStates(const std::optional<std::filesystem::path>& file) : file_(file) {
+  if (!file_) return;
+  require(!std::filesystem::exists(*file_),
+          fmt::format("release to {}: there is something of that name already", file_->string()));
+  stream_.open(*file_, std::ios::binary | std::ios::in | std::ios::out | std::ios::trunc);
+  if (!stream_) throw FileError(fmt::format("cannot make {} to put the released states in", file_->string()));
+}
+
+ReleasedStates::~ReleasedStates() {
+  if (!file_ || !stream_.is_open()) return;
+  stream_.close();
+  std::error_code ignored;
+  std::filesystem::remove(*file_, ignored);
+}
+
+void ReleasedStates::save(const void* data, std::size_t bytes) {
+  if (!file_) {
+    try {
+      pieces_.push_back(std::make_unique_for_overwrite<std::byte[]>(bytes));
+    } catch (const std::bad_alloc&) {
+      const auto missing = static_cast<std::int64_t>(bytes);
+      throw OutOfMemory(fmt::format("no host memory is left to keep released states in ({} bytes were asked for): "
+                                    "release to a file instead",
+                                    bytes),
+                        missing, missing);
+    }
+    std::memcpy(pieces_.back().get(), data, bytes);
+    return;
+  }
+  stream_.write(static_cast<const char*>(data), static_cast<std::streamsize>(bytes));
+  if (!stream_) throw FileError(fmt::format("cannot write to {}: is the disk full?", file_->string()));
+}
+
+void ReleasedStates::rewind() {
+  next_ = 0;
+  if (!file_) return;
+  stream_.flush();
+  if (!stream_) throw FileError(fmt::format("cannot write to {}: is the disk full?", file_->string()));
+  stream_.seekg(0);
+}
+
+void ReleasedStates::load(void* data, std::size_t bytes) {
+  if (!file_) {
+    std::memcpy(data, pieces_.at(next_++).get(), bytes);
+    return;
+  }
+  stream_.read(static_cast<char*>(data), static_cast<std::streamsize>(bytes));
+  if (stream_) return;
+  stream_.clear();  // so that another attempt may read it
+  throw FileError(fmt::format("cannot read the released states back from {}", file_->string()));
+}
+
+void Engine::release(const std::optional<std::filesystem::path>& file) {
+  Impl& s = *impl_;
+  s.check_usable();
+  s.check_between_steps("release()");
+  s.check_parameters();
+  auto states = std::make_unique<ReleasedStates>(file);
+  s.runtime->wait_all();
+  s.runtime->release([&](const void* data, std::size_t bytes) { states->save(data, bytes); },
+                     [&] {
+                       states->rewind();
+                       s.move_out();
+                     });
+  s.released = std::move(states);
+}
+
+void Engine::restore() {
+  Impl& s = *impl_;
+  if (!s.released) throw StateError("restore() without a release() before it");
+  s.released->rewind();
+  s.runtime->restore([&](void* data, std::size_t bytes) { s.released->load(data, bytes); });
+  s.move_working_values();
+  s.released.reset();
+}
+
+}  // namespace spillway

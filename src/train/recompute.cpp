@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/recompute.h"
+
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+
+#include <unordered_set>
+#include <utility>
+
+#include "spillway/core/error.h"
+#include "train/engine_impl.h"
+
+namespace spillway {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+RecomputedCall& call_of(const AutogradContext& context) {
+  return static_cast<RecomputedCall&>(*context.saved_data.at("call").toCapsule());
+}
+
+struct Recompute : torch::autograd::Function<Recompute> {
+  /// `anchor` requires a gradient, so that backward comes here even where no input does.
+  static variable_list forward(AutogradContext* context, c10::intrusive_ptr<RecomputedCall> call, const torch::Tensor&,
+                               at::TensorList differentiable) {
+    context->set_materialize_grads(false);  // an output that nothing came from stays without a gradient
+    context->saved_data["call"] = c10::IValue::make_capsule(call);
+    context->save_for_backward(differentiable.vec());
+    return call->forward(with_inputs(*call, differentiable.vec()));
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    RecomputedCall& call = call_of(*context);
+    variable_list inputs;
+    for (const torch::Tensor& saved : context->get_saved_variables()) {
+      inputs.push_back(saved.detach().set_requires_grad(true));
+    }
+    call.with_same_random_numbers([&] {
+      const at::AutoGradMode grad_mode(true);
+      variable_list roots, seeds;
+      const variable_list outputs = call.forward(with_inputs(call, inputs));
+      for (std::size_t i = 0; i < outputs.size(); ++i) {
+        if (!gradients[i].defined() || !outputs[i].requires_grad()) continue;
+        roots.push_back(outputs[i]);
+        seeds.push_back(gradients[i]);
+      }
+      if (!roots.empty()) torch::autograd::backward(roots, seeds);
+    });
+    variable_list out(2);  // of the call and the anchor: none
+    for (torch::Tensor& input : inputs) out.push_back(input.mutable_grad());
+    return out;
+  }
+
+  static std::vector<torch::Tensor> with_inputs(const RecomputedCall& call, const variable_list& differentiable) {
+    std::vector<torch::Tensor> all = call.inputs;
+    std::size_t next = 0;
+    for (torch::Tensor& input : all) {
+      if (!input.defined()) input = differentiable.at(next++);
+    }
+    return all;
+  }
+};
+
+// The state of LibTorch's own random numbers on a device.
+class RandomState {
+ public:
+  explicit RandomState(torch::Device device) : generator_(at::globalContext().defaultGenerator(device)) {
+    const HostScope host;  // a generator's state is no device memory
+    const std::scoped_lock lock(generator_.mutex());
+    state_ = generator_.get_state();
+  }
+  void set() const {
+    at::Generator generator = generator_;
+    const std::scoped_lock lock(generator.mutex());
+    generator.set_state(state_);
+  }
+
+ private:
+  at::Generator generator_;
+  torch::Tensor state_;
+};
+
+// Everything random that a block may draw from, as it is now.
+class RandomNumbers {
+ public:
+  RandomNumbers(CausalLM* model, torch::Device device) : model_(model), libtorch_(device) {
+    const HostScope host;
+    if (model_ != nullptr && model_->uses_dropout()) dropout_ = model_->dropout_state();
+  }
+  void set() const {
+    libtorch_.set();
+    if (dropout_.defined()) model_->set_dropout_state(dropout_);
+  }
+
+ private:
+  CausalLM* model_;
+  RandomState libtorch_;
+  torch::Tensor dropout_;
+};
+
+}  // namespace
+
+std::vector<torch::Tensor> recompute_in_backward(c10::intrusive_ptr<RecomputedCall> call,
+                                                 const std::vector<torch::Tensor>& inputs) {
+  std::vector<torch::Tensor> differentiable;
+  call->inputs = inputs;
+  for (torch::Tensor& input : call->inputs) {
+    if (input.defined() && input.requires_grad()) differentiable.push_back(std::exchange(input, torch::Tensor()));
+  }
+  const torch::Tensor anchor = torch::empty({0}, torch::TensorOptions().requires_grad(true));
+  return Recompute::apply(std::move(call), anchor, at::TensorList(differentiable));
+}
+
+void for_gradient_events(const torch::Tensor& loss, const std::function<void(const torch::Tensor&)>& visit) {
+  std::unordered_set<const Node*> seen;
+  std::vector<Node*> open{loss.grad_fn().get()};
+  while (!open.empty()) {
+    Node* const node = open.back();
+    open.pop_back();
+    if (node == nullptr || !seen.insert(node).second) continue;
+    if (const auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node)) {
+      visit(leaf->variable);
+    } else if (const auto* again = dynamic_cast<torch::autograd::CppNode<Recompute>*>(node)) {
+      for (const torch::Tensor& parameter : call_of(again->ctx_).parameters) visit(parameter);
+    }
+    for (const torch::autograd::Edge& edge : node->next_edges()) open.push_back(edge.function.get());
+  }
+}
+
+// ---- the engine's part ---------------------------------------------------------------------------------------------
+
+void Engine::Impl::count_uses(const torch::Tensor& loss) {
+  std::unordered_map<const void*, std::int64_t> index_of;
+  for (std::size_t i = 0; i < plan.trainable.size(); ++i) {
+    index_of.emplace(plan.trainable[i].tensor.unsafeGetTensorImpl(), static_cast<std::int64_t>(i));
+  }
+  uses_left.assign(plan.trainable.size(), 0);
+  for_gradient_events(loss, [&](const torch::Tensor& leaf) {
+    const auto found = index_of.find(leaf.unsafeGetTensorImpl());
+    if (found != index_of.end()) ++uses_left[static_cast<std::size_t>(found->second)];
+  });
+}
+
+void Engine::Impl::flush_gradients() {
+  if (uses_left.empty()) return;
+  // A use that was counted had no gradient after all (an output of a block that nothing came from).
+  for (std::size_t i = 0; i < plan.trainable.size(); ++i) {
+    uses_left[i] = 0;
+    if (plan.trainable[i].tensor.mutable_grad().defined()) on_gradient(static_cast<std::int64_t>(i));
+  }
+}
+
+bool Engine::recomputes(const CallOptions& options) const {
+  return options.recompute.value_or(impl_->config.recompute) && torch::GradMode::is_enabled();
+}
+
+void Engine::refuse_recompute(const torch::nn::Module& block) {
+  throw InvalidArgument("recompute of " + block.name() +
+                        ": its forward returns something else than a tensor or a vector of tensors; call it with "
+                        "{.recompute = false}");
+}
+
+std::vector<torch::Tensor> Engine::call_recomputed(torch::nn::Module& block, BlockForward forward,
+                                                   std::vector<torch::Tensor> inputs, std::int64_t rows) {
+  Impl& s = *impl_;
+  const auto needs_gradient = [](const torch::Tensor& t) { return t.defined() && t.requires_grad(); };
+  // Without an input that needs a gradient (an embedding's tokens) a block keeps little to be computed again.
+  if (!torch::GradMode::is_enabled() || std::none_of(inputs.begin(), inputs.end(), needs_gradient)) {
+    const BlockScope scope(*this, block, rows);
+    return forward(inputs);
+  }
+  auto call = c10::make_intrusive<RecomputedCall>();
+  call->forward = std::move(forward);
+  for (const torch::Tensor& parameter : block.parameters()) {
+    if (parameter.requires_grad()) call->parameters.push_back(parameter);
+  }
+  const torch::Device device = inputs.front().device();
+  const GatedBlock* const gate = &s.gated_block(block);
+  call->with_same_random_numbers = [&s, gate, rows, device,
+                                    first = RandomNumbers(s.causal_lm, device)](const std::function<void()>& body) {
+    const RandomNumbers present(s.causal_lm, device);
+    const std::int64_t begin = Trace::now();
+    first.set();
+    s.pace(2.0 * gate->elements * static_cast<double>(rows));  // the forward that is done again
+    body();
+    present.set();
+    s.machine->trace().span(s.forward_track, s.machine->trace().label("recompute block"), begin, Trace::now(), 0,
+                            gate->index);
+  };
+  s.recomputed = true;
+  const BlockScope scope(*this, block, rows);
+  return recompute_in_backward(std::move(call), inputs);
+}
+
+}  // namespace spillway
