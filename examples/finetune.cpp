@@ -6,6 +6,8 @@
 //   finetune --init config.json --data rows.safetensors --output out --epochs 1 --preset resident
 //
 // Prints progress, writes one JSON object a step to --log, and leaves a Hugging Face folder in --output.
+#include "finetune.h"
+
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cmath>
@@ -20,33 +22,20 @@
 #include "spillway/core/units.h"
 #include "spillway/formats/token_file.h"
 #include "spillway/models/causal_lm.h"
+#include "spillway/plan/run_plan.h"
 #include "spillway/schedule/schedules.h"
+#include "spillway/train/activations.h"
 #include "spillway/train/data_loader.h"
 #include "spillway/train/engine.h"
 #include "spillway/train/metrics.h"
 
 namespace {
 
+using finetune::Options;
 using spillway::Config;
 
 /// Exit codes: 0 done, 1 failed, 2 wrong usage, 3 the plan does not fit in memory.
 constexpr int kFailed = 1, kUsage = 2, kDoesNotFit = 3;
-
-struct Options {
-  std::string model, init, data, eval_data, output, offload, log, trace;
-  std::string device_memory, link_bandwidth, host_memory, chunk_size, precision, preset, device, prompt;
-  std::string lr_schedule;
-  std::vector<double> betas;
-  std::optional<double> lr, eps, weight_decay, clip_norm;
-  std::optional<int> threads;
-  std::optional<std::int64_t> grad_accum, warmup_steps;
-  std::optional<double> min_lr_ratio;
-  std::int64_t batch_size = 8, seq_len = 0, steps = 0;
-  std::int64_t eval_every = 0, eval_batches = 32, generate = 0, progress_every = 10;
-  double epochs = 0;
-  std::uint64_t seed = 0;
-  bool no_shuffle = false;
-};
 
 std::string schedule_names() {
   std::string names;
@@ -59,7 +48,7 @@ std::string schedule_names() {
 void add_model_and_data_flags(CLI::App& app, Options& o) {
   auto* model = app.add_option("--model", o.model, "Hugging Face folder to start from")->check(CLI::ExistingDirectory);
   app.add_option("--init", o.init, "config.json of a model to start from random weights")->excludes(model);
-  app.add_option("--data", o.data, "training rows: .bin tokens or .safetensors")->required();
+  app.add_option("--data", o.data, "training rows: .bin tokens or .safetensors (not needed by --dry-run)");
   auto* eval_data =
       app.add_option("--eval-data", o.eval_data, "held-out rows: evaluated before, after and every --eval-every steps");
   app.add_option("--eval-every", o.eval_every, "steps between evaluations; 0: only before and after")
@@ -68,7 +57,7 @@ void add_model_and_data_flags(CLI::App& app, Options& o) {
   app.add_option("--eval-batches", o.eval_batches, "micro-batches of an evaluation; 0: all")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  app.add_option("--output", o.output, "folder for the trained model (Hugging Face format)")->required();
+  app.add_option("--output", o.output, "folder for the trained model (Hugging Face format; not needed by --dry-run)");
   app.add_option("--batch-size", o.batch_size, "rows of a micro-batch")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
@@ -117,6 +106,11 @@ void add_offload_flags(CLI::App& app, Options& o) {
   app.add_option("--host-memory", o.host_memory, "the most pinned memory to use, for example 16GiB");
   app.add_option("--link-bandwidth", o.link_bandwidth, "of the emulated device, each way, for example 12GB/s");
   app.add_option("--chunk-size", o.chunk_size, "elements moved and updated together, for example 256Ki");
+  app.add_flag("--recompute", o.recompute, "compute activations again in backward instead of keeping them");
+  app.add_flag("--low-memory-accumulation", o.low_memory_accumulation,
+               "sum gradients in bf16 or fp16 instead of fp32: less memory, less exact");
+  app.add_flag("--dry-run", o.dry_run,
+               "print what the run would hold, by tier and use, and end: needs --seq-len or --data, but no weights");
   app.add_option("--threads", o.threads, "of the CPU optimizer [half the cores]")->check(CLI::Range(0, 4096));
 }
 
@@ -153,7 +147,7 @@ void apply_lr_schedule(const Options& o, std::int64_t steps, spillway::LrSchedul
 }
 
 /// The configuration file, if any, with what the command line says on top.
-Config make_config(const Options& o, const spillway::TokenFile& data, std::int64_t& steps) {
+Config make_config(const Options& o, std::int64_t rows, std::int64_t& steps) {
   Config config = o.offload.empty() ? Config{} : Config::load(o.offload);
   if (!o.preset.empty()) config.schedule = o.preset;
   if (!o.device.empty()) apply_device(o.device, config.device);
@@ -164,6 +158,8 @@ Config make_config(const Options& o, const spillway::TokenFile& data, std::int64
   }
   if (!o.chunk_size.empty()) config.chunk_elements = spillway::parse_bytes(o.chunk_size).value;
   if (!o.precision.empty()) config.precision = *spillway::parse_dtype(o.precision);
+  config.recompute = config.recompute || o.recompute;
+  config.low_memory_accumulation = config.low_memory_accumulation || o.low_memory_accumulation;
   config.threads = o.threads.value_or(config.threads);
   spillway::Hyperparameters& h = config.hyperparameters;
   h.lr = o.lr.value_or(h.lr);
@@ -181,7 +177,7 @@ Config make_config(const Options& o, const spillway::TokenFile& data, std::int64
   }
   config.clip_norm = o.clip_norm.value_or(config.clip_norm);
   config.accumulation = o.grad_accum.value_or(std::max<std::int64_t>(config.accumulation, 1));
-  steps = total_steps(o, data.rows(), config.accumulation);
+  steps = total_steps(o, rows, config.accumulation);
   apply_lr_schedule(o, steps, config.lr_schedule);
   config.validate();
   return config;
@@ -264,8 +260,28 @@ void probe_outputs(const Options& o) {
   }
 }
 
-int run(const Options& o) {
+spillway::ModelConfig load_shape(const Options& o) {
   spillway::require(!o.model.empty() || !o.init.empty(), "one of --model and --init is needed");
+  return spillway::ModelConfig::load(o.init.empty() ? std::filesystem::path(o.model) / "config.json"
+                                                    : std::filesystem::path(o.init));
+}
+
+int dry_run(const Options& o) {
+  const spillway::ModelConfig shape = load_shape(o);
+  std::int64_t length = o.seq_len, rows = o.batch_size, steps = 0;
+  if (!o.data.empty()) {
+    const spillway::TokenFile data(o.data, o.seq_len);
+    length = data.length();
+    rows = data.rows();
+  }
+  spillway::require(length > 0, "--dry-run needs --seq-len, or --data whose rows have a length");
+  return finetune::print_dry_run(shape, make_config(o, rows, steps), o, length);
+}
+
+int run(const Options& o) {
+  if (o.dry_run) return dry_run(o);
+  spillway::require(!o.data.empty() && !o.output.empty(), "--data and --output are needed (all but --dry-run)");
+  const spillway::ModelConfig shape = load_shape(o);
   at::globalContext().setDeterministicAlgorithms(true, false);
   torch::manual_seed(o.seed);
 
@@ -273,13 +289,15 @@ int run(const Options& o) {
   std::optional<spillway::TokenFile> eval_data;
   if (!o.eval_data.empty()) eval_data.emplace(o.eval_data, data.length());
   std::int64_t steps = 0;
-  const Config config = make_config(o, data, steps);
+  const Config config = make_config(o, data.rows(), steps);
+  // Before weights are read and outputs are made: whether it fits.
+  const spillway::Bytes activations = finetune::activations_of(shape, config, o, data.length());
+  spillway::check_fits(spillway::plan_run(spillway::planned_parameters(shape, config), config, activations), config);
   probe_outputs(o);
 
-  const auto model = o.init.empty() ? spillway::load_causal_lm(o.model)
-                                    : spillway::make_causal_lm(spillway::ModelConfig::load(o.init), o.seed);
+  const auto model = o.init.empty() ? spillway::load_causal_lm(o.model) : spillway::make_causal_lm(shape, o.seed);
   model->set_dropout_seed(o.seed);
-  spillway::Engine engine(*model, config, {.trace_events = o.trace.empty() ? 0 : 1 << 20});
+  spillway::Engine engine(*model, config, {.trace_events = o.trace.empty() ? 0 : 1 << 20, .activations = activations});
   spillway::DataLoader loader(data, model->config().vocabulary, {o.batch_size, !o.no_shuffle, o.seed});
   spillway::MetricsLog log(o.log);
   std::printf("training %s: %lld rows of %lld tokens, %lld steps of %lld x %lld rows, schedule %s\n",

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "spillway/core/error.h"
+#include "spillway/plan/run_plan.h"
 
 namespace spillway {
 namespace {
@@ -70,16 +71,14 @@ double evaluate(CausalLM& model, const TokenFile& file, std::int64_t batch_size,
 }
 
 std::string describe(const EngineSummary& summary) {
-  std::string out = "memory promised by the plan, activations left out:\n";
-  for (Tier tier : {Tier::device, Tier::pinned, Tier::host}) {
-    const MemoryUsage& usage = summary.plan[tier];
-    if (usage.total().value > 0)
-      out += fmt::format("  {:<8} {:>9}  {}\n", to_string(tier), to_string(usage.total()), to_string(usage));
-  }
+  const bool whole = summary.plan[Tier::device][MemoryUse::activations].value > 0;
+  std::string out =
+      fmt::format("memory promised by the plan{}:\n{}", whole ? "" : ", activations left out", describe(summary.plan));
   const std::string capacity = summary.device_capacity.value < 0 ? "no limit" : to_string(summary.device_capacity);
   out +=
       fmt::format("memory measured:\n  device   {:>9}  of {}: {}\n  host     {:>9}\n", to_string(summary.device_peak),
                   capacity, to_string(summary.device_at_peak), to_string(summary.host_peak));
+  if (summary.low_memory_accumulation) out += "gradients were summed in the working type (low-memory accumulation)\n";
   out += "time by lane:\n";
   for (const TrackTotal& lane : summary.lanes) {
     out += fmt::format("  {:<8} {:>8.2f} s in {} ops", lane.name, lane.busy_seconds, lane.count);
