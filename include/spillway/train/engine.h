@@ -230,7 +230,7 @@ class Engine {
   void set_updates(const std::string& name, std::int64_t updates);
   /// Replaces the gradient of the step that is going on, in the scale of gradient(); norm, clipping and the check for
   /// finite values are those of what was set. A parameter without a gradient has one then. Stored after division by the
-  /// step's factor, which is exact where all weights are equal and otherwise rounds once. Throws: StateError before the
+  /// step's factor: exact for one micro-batch, else rounded once. Throws: StateError before the
   /// step's first backward.
   void set_gradient(const std::string& name, const torch::Tensor& value);
 
