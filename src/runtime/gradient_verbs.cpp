@@ -59,7 +59,7 @@ void gradient_square_sums(const kernels::CpuKernels& kernels, double* sums, cons
 Ticket Runtime::stage(const Segment& segment, const Gradient& gradient, Slot& slot, Ticket before) {
   const std::int64_t size = size_of(spec_.working);
   std::byte* target = slot.view.slice({segment.chunk_offset * size}, {segment.count * size}).data;
-  const std::byte* source = gradient.data + segment.parameter_offset * size;
+  const std::byte* source = at_element(gradient.data, segment.parameter_offset * size);
   const auto bytes = static_cast<std::size_t>(segment.count * size);
   return machine_.compute().submit({"stage gradient",
                                     segment.chunk,
@@ -115,8 +115,8 @@ Ticket Runtime::accumulate(const Segment& segment, const Gradient& gradient) {
   const DType working = spec_.working;
   const bool first = note_gradient(segment);
   const DType sum_type = spec_.gradient;
-  std::byte* target = store_->gradient(segment.chunk).data + segment.chunk_offset * size_of(sum_type);
-  const std::byte* source = gradient.data + segment.parameter_offset * size_of(working);
+  std::byte* target = at_element(store_->gradient(segment.chunk).data, segment.chunk_offset * size_of(sum_type));
+  const std::byte* source = at_element(gradient.data, segment.parameter_offset * size_of(working));
   auto body = [this, working, sum_type, target, source,
                items = std::array{AccumulateItem{&segment, first}}](StreamRef) {
     for_slices(machine_.device_team(), items,
@@ -180,12 +180,14 @@ GradientNorm Runtime::wait_norm() {
     }
     if (!pending.empty()) static_cast<void>(norm(pending));
   }
-  for (const Ticket& ticket : gradient_ops_) ticket.wait();
-  kernels::ExactSum total;
-  for (std::size_t s = 0; s < segments_.size(); ++s) {
-    if (segments_[s].accumulated) total.add(impl_->sums[s]);
-  }
-  return {total.value(), total.finite()};
+  for (const Ticket& ticket : gradient_ops_) machine_.wait(ticket);
+  return machine_.oracle().gradient_norm([this]() -> GradientNorm {
+    kernels::ExactSum total;
+    for (std::size_t s = 0; s < segments_.size(); ++s) {
+      if (segments_[s].accumulated) total.add(impl_->sums[s]);
+    }
+    return {total.value(), total.finite()};
+  });
 }
 
 bool Runtime::has_gradient(std::int64_t parameter) const {
@@ -200,11 +202,12 @@ bool Runtime::has_gradient_in_chunk(std::int64_t chunk) const {
 }
 
 void Runtime::wait_discard_gradients() noexcept {
-  for (Ticket& ticket : gradient_ops_) wait_quietly(std::exchange(ticket, {}));
+  for (Ticket& ticket : gradient_ops_) wait_quietly(machine_, std::exchange(ticket, {}));
   end_update();
 }
 
 std::vector<std::string> Runtime::describe_non_finite(std::size_t most) {
+  if (store_->working().data == nullptr) return {};  // a virtual machine's
   std::vector<std::string> out;
   std::vector<float> values;
   for (std::size_t p = 0; p < parameters_.size() && out.size() < most; ++p) {

@@ -67,13 +67,13 @@ Runtime::~Runtime() {
 
 bool Runtime::wait_idle() noexcept {
   // Lanes run in order, so each chunk's newest op of a kind is the last one.
-  for (const Ticket& ticket : gradient_ops_) wait_quietly(ticket);
+  for (const Ticket& ticket : gradient_ops_) wait_quietly(machine_, ticket);
   for (const SlotRing* ring : {&device_slots_, &pinned_slots_, &upload_slots_}) {
-    for (const Slot& slot : ring->slots()) wait_quietly(slot.free);
+    for (const Slot& slot : ring->slots()) wait_quietly(machine_, slot.free);
   }
   bool well = true;
   for (const auto* tickets : {&updates_, &uploads_}) {
-    for (const Ticket& ticket : *tickets) well = wait_quietly(ticket) && well;
+    for (const Ticket& ticket : *tickets) well = wait_quietly(machine_, ticket) && well;
   }
   return well;
 }
@@ -95,9 +95,9 @@ void Runtime::wait_parameters(std::int64_t chunk) {
 }
 
 void Runtime::wait_all() {
-  machine_.compute().mark("wait all", -1, 0).wait();
+  machine_.wait(machine_.compute().mark("wait all", -1, 0));
   for (const auto* tickets : {&gradient_ops_, &updates_, &uploads_}) {
-    for (const Ticket& ticket : *tickets) ticket.wait();
+    for (const Ticket& ticket : *tickets) machine_.wait(ticket);
   }
 }
 

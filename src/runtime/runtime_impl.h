@@ -44,10 +44,16 @@ void add_gradient(const kernels::CpuKernels& kernels, std::byte* sum, DType sum_
 void gradient_square_sums(const kernels::CpuKernels& kernels, double* sums, const std::byte* values, DType type,
                           std::int64_t count);
 
+// `base + count` elements; null stays null, since a virtual machine's views hold nothing.
+template <class T>
+T* at_element(T* base, std::int64_t count) {
+  return base == nullptr ? nullptr : base + count;
+}
+
 // For ops whose error was or will be reported by the call that needs them. Returns whether the op went well.
-inline bool wait_quietly(const Ticket& ticket) noexcept {
+inline bool wait_quietly(Machine& machine, const Ticket& ticket) noexcept {
   try {
-    ticket.wait();
+    machine.wait(ticket);
     return true;
   } catch (...) {
     return false;

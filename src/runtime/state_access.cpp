@@ -26,6 +26,7 @@ void Runtime::read(StateRole role, std::int64_t parameter, float* values) {
   const DType type = role.kind == StateRole::Kind::gradient ? spec_.gradient : DType::f32;
   for (const Segment& segment : layout_.parameter_segments(parameter)) {
     const View part = part_of(*store_, role, segment);
+    if (part.data == nullptr) continue;  // a virtual machine's
     impl_->kernels.widen(values + segment.parameter_offset, part.data, element_of(type), segment.count);
   }
 }
@@ -36,13 +37,14 @@ void Runtime::write(StateRole role, std::int64_t parameter, const float* values)
   const DType type = gradient ? spec_.gradient : DType::f32;
   for (const Segment& segment : layout_.parameter_segments(parameter)) {
     const float* from = values + segment.parameter_offset;
+    if (gradient) note_gradient(segment);
     const View part = part_of(*store_, role, segment);
+    if (part.data == nullptr) continue;  // a virtual machine's
     if (type == DType::f32) {
       std::copy_n(from, segment.count, part.as<float>());
     } else {
       impl_->kernels.narrow(part.data, element_of(type), from, segment.count);
     }
-    if (gradient) note_gradient(segment);
     if (role.kind != StateRole::Kind::master) continue;
     const View working = store_->working(segment.chunk);
     if (working.data == store_->master(segment.chunk).data) continue;

@@ -9,6 +9,7 @@
 #include "spillway/lane/thread_team.h"
 #include "spillway/memory/ledger.h"
 #include "spillway/memory/pool.h"
+#include "spillway/runtime/oracle.h"
 
 namespace spillway {
 
@@ -41,6 +42,14 @@ class Machine {
   virtual std::shared_ptr<MemoryLedger> ledger(Tier tier) = 0;
   virtual std::unique_ptr<Pool> make_pool(Tier tier, Bytes size) = 0;
   virtual Trace& trace() = 0;
+
+  /// Answers the questions that decisions depend on.
+  virtual Oracle& oracle() { return memory_; }
+  /// How the host waits for an op. Blocks: until it has run. Throws: its error.
+  virtual void wait(const Ticket& ticket) { ticket.wait(); }
+
+ private:
+  Oracle memory_;
 };
 
 /// A device imitated in ordinary memory: capacity enforced, copies asynchronous and full duplex, asleep for the link's

@@ -11,6 +11,7 @@
 #include "spillway/core/config.h"
 #include "spillway/lane/ticket.h"
 #include "spillway/runtime/machine.h"
+#include "spillway/runtime/oracle.h"
 #include "spillway/state/chunk_store.h"
 #include "spillway/state/layout.h"
 
@@ -42,12 +43,6 @@ class SlotRing {
  private:
   std::vector<Slot> slots_;
   std::size_t turn_ = 0;
-};
-
-/// The squared L2 norm of the accumulated gradients, as they came (before any factor).
-struct GradientNorm {
-  double squared = 0;
-  bool finite = true;
 };
 
 /// What one optimizer step uses beyond the state itself.
@@ -84,6 +79,7 @@ using UpdateRule = std::function<void(const RuleArrays&)>;
 /// Each verb makes the body of an op and submits it to the lane that placement chooses; it returns the op's ticket and
 /// never waits for it unless its name or contract says so. Verbs also keep the books that order alone decides: which
 /// parameters have a gradient in this step, how often each was updated, which upload each chunk waits for.
+/// On a virtual machine no verb touches memory: Gradient::data may be null.
 /// Threads: one at a time (engine calls and the hooks inside them).
 class Runtime {
  public:
