@@ -105,6 +105,21 @@ TEST(Timeline, AComputeWaitHoldsBackComputeAloneUnlessTheHostComputes) {
   expect_spans(compute_timeline(l.graph, model), {{0, 2}, {2, 3}, {3, 4}, {3, 4}, {4, 5}});
 }
 
+TEST(Timeline, LanesThatShareSomethingSlowEachOther) {
+  Lanes l;
+  static_cast<void>(Lanes::add(*l.cpu, "a", OpKind::elementwise, 32));  // 4 s alone
+  static_cast<void>(l.compute->mark("forward", 0, 200));                // 2 s alone
+  static_cast<void>(Lanes::add(*l.up, "b", OpKind::copy, 5));           // 1 s alone
+  CostModel model = cost();
+  model.slowdowns = {{"cpu", "compute", 2}, {"cpu", "h2d", 2}, {"compute", "cpu", 1.5}};
+  // cpu: a quarter of full speed for 1 s (0.25 done), half until compute ends at 3 s (1.25 done), then 2.75 s more.
+  expect_spans(compute_timeline(l.graph, model), {{0, 5.75}, {0, 3}, {0, 1}});
+  model.slowdowns.push_back({"cpu", "disk", 2});
+  EXPECT_THROW(compute_timeline(l.graph, model), InvalidArgument);
+  model.slowdowns = {{"cpu", "compute", 0.5}};
+  EXPECT_THROW(compute_timeline(l.graph, model), InvalidArgument);
+}
+
 TEST(Timeline, RefusesRatesThatAreNoneAndCopiesWithoutALink) {
   Lanes l;
   CostModel model = cost();

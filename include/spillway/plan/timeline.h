@@ -11,6 +11,12 @@
 
 namespace spillway {
 
+/// While lane `beside` is busy, ops of `lane` take `factor` times as long: they share a link, the memory, or cores.
+struct Slowdown {
+  std::string lane, beside;
+  double factor = 1;
+};
+
 /// How long ops take. Rates are a second's; a rate of zero: no time.
 struct CostModel {
   double upload_bandwidth = 0;    // bytes of the h2d lane
@@ -24,6 +30,7 @@ struct CostModel {
   /// Compute runs on the host's thread, as on the emulated device: while the host waits, nothing is computed, and
   /// nothing is submitted while something is.
   bool host_computes = false;
+  std::vector<Slowdown> slowdowns = {};  // several multiply
 };
 
 /// When an op runs, from the run's begin.
@@ -46,9 +53,9 @@ struct Timeline {
 };
 
 /// The times of a graph's ops: each starts as soon as its lane is free, the ops it depends on have ended, and the host
-/// has come as far as to submit it. Lanes do not slow each other. Submitting takes no time.
-/// Throws: InvalidArgument for a rate or latency that is negative or not finite, and for a copy in another lane than
-/// h2d and d2h.
+/// has come as far as to submit it. Submitting takes no time. The same graph and costs give the same times, bit for
+/// bit. Throws: InvalidArgument for a rate or latency that is negative or not finite, a slowdown that is below 1 or
+/// names a lane that there is not, and a copy in another lane than h2d and d2h.
 Timeline compute_timeline(const OpGraph& graph, const CostModel& cost);
 
 /// Writes a timeline for Perfetto or Chrome, as Trace does that of a real run. Throws: FileError.
