@@ -84,7 +84,17 @@ class Recorder {
   void forward() {
     for (std::size_t g = 0; g < events_.gates.size(); ++g) {
       for (std::int64_t chunk : chunks_of_gates_[g]) runtime_.wait_parameters(chunk);
-      compute("forward", static_cast<std::int64_t>(g), 2.0 * events_.gates[g].elements * options_.rows);
+      compute("forward", static_cast<std::int64_t>(g), forward_flops(g));
+    }
+    next_recomputed_ = static_cast<std::int64_t>(events_.gates.size()) - 1;
+  }
+
+  double forward_flops(std::size_t gate) const { return 2.0 * events_.gates[gate].elements * options_.rows; }
+
+  /// Before the first gradient of a gate, its forward and that of the gates behind it have been done again.
+  void recompute_down_to(std::int64_t gate) {
+    for (; options_.recompute && next_recomputed_ >= std::max<std::int64_t>(gate, 1); --next_recomputed_) {
+      compute("recompute", next_recomputed_, forward_flops(static_cast<std::size_t>(next_recomputed_)));
     }
   }
 
@@ -96,7 +106,10 @@ class Recorder {
     for (std::int64_t p : gradients) {
       const auto elements = static_cast<double>(layout_.parameters()[static_cast<std::size_t>(p)].numel());
       if (elements == 0) continue;
-      if (gate_of(p) >= 0) compute("backward", gate_of(p), 4.0 * elements * options_.rows);
+      if (gate_of(p) >= 0) {
+        recompute_down_to(gate_of(p));
+        compute("backward", gate_of(p), 4.0 * elements * options_.rows);
+      }
       schedule_->gradient_ready({p, nullptr});
       any = true;
     }
@@ -134,6 +147,7 @@ class Recorder {
   std::vector<std::vector<std::int64_t>> chunks_of_gates_;
   std::vector<std::int64_t> gate_of_;  // a parameter's last in forward; below zero: none
   std::size_t next_backward_ = 0;
+  std::int64_t next_recomputed_ = -1;  // gates are computed again from the last one down
 };
 
 }  // namespace

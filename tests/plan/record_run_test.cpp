@@ -289,6 +289,35 @@ TEST(RecordRun, CountsTheComputationOfEveryGateAndGradient) {
   EXPECT_EQ(backward, 4 * 10 * elements);
 }
 
+TEST(RecordRun, RecomputesEachGateButTheFirstBeforeItsGradients) {
+  const ModelConfig model = tiny_model(true);
+  const Layout layout = layout_of(model, 2048);
+  const ScheduleEntry& schedule = find_schedule("resident");
+  RecordOptions options;
+  options.rows = 10;
+  options.recompute = true;
+  const ModelEvents events = declared_events(model);
+  const auto graph = record_run(layout, spec_of(layout, schedule, DType::f32, 0), schedule, events, options).graph;
+  using Mark = std::pair<std::string, std::int64_t>;
+  std::vector<Mark> marks;  // without those that repeat the one before
+  for (const RecordedOp& op : graph.ops()) {
+    const Mark mark{op.name, op.index};
+    if (mark.first == "recompute") {
+      EXPECT_EQ(op.amount, 20 * events.gates[static_cast<std::size_t>(op.index)].elements);
+    }
+    const bool kept = op.kind == OpKind::compute && mark.first != "forward";
+    if (kept && (marks.empty() || marks.back() != mark)) marks.push_back(mark);
+  }
+  // The tied table is the head's too; its gradient comes last.
+  EXPECT_EQ(marks, (std::vector<Mark>{{"recompute", 3},
+                                      {"backward", 3},
+                                      {"recompute", 2},
+                                      {"backward", 2},
+                                      {"recompute", 1},
+                                      {"backward", 1},
+                                      {"backward", 3}}));
+}
+
 TEST(RecordRun, OfSeventyBillionParametersHoldsNoMemoryForThem) {
   ModelConfig model;
   model.vocabulary = 128256;

@@ -37,6 +37,7 @@ struct RecordOptions {
   bool last_is_known = true;       // backward is told which micro-batch is the step's last
   /// Rows (tokens) of a micro-batch, from which its computation is counted; 0: none is recorded.
   double rows = 0;
+  bool recompute = false;  // gates compute forward again in backward, all but the first, whose input needs no gradient
   StepRequest step = {};
   VirtualMachineOptions machine = {};
 };
@@ -49,7 +50,8 @@ struct RecordedRun {
 };
 
 /// Drives `schedule` on a virtual machine with the calls that an engine makes for the same events. Compute's share is
-/// recorded as marks: "forward" by gate, "backward" by the gate of the parameter whose gradient it brings.
+/// recorded as marks: "forward" and "recompute" by gate, "backward" by the gate of the parameter whose gradient it
+/// brings.
 /// Throws: OutOfMemory when the states pass the machine's capacities; InvalidArgument for events that do not fit the
 /// layout, or less than one step or micro-batch.
 RecordedRun record_run(const Layout& layout, const StateSpec& spec, const ScheduleEntry& schedule,
