@@ -13,6 +13,10 @@ foreach(package fmt nlohmann_json spdlog)
   endif()
 endforeach()
 find_package(Threads REQUIRED)
+find_path(SPILLWAY_XXHASH_INCLUDE xxhash.h)  # its header alone is compiled in
+if(NOT SPILLWAY_XXHASH_INCLUDE)
+  message(FATAL_ERROR "xxhash.h was not found. Run scripts/setup.sh (Debian: libxxhash-dev).")
+endif()
 
 # ---- LibTorch --------------------------------------------------------------------------------------------------------
 set(SPILLWAY_WITH_TORCH OFF)

@@ -33,6 +33,7 @@ libspdlog-dev header spdlog/spdlog.h
 nlohmann-json3-dev header nlohmann/json.hpp
 libcli11-dev header CLI/CLI.hpp
 liburing-dev header liburing.h
+libxxhash-dev header xxhash.h
 LIST
 }
 optional_packages="ccache clang-format"   # faster rebuilds; only for those who change the code
@@ -80,7 +81,7 @@ install_packages() {
     die "Missing: ${missing[*]}
 These are Debian's names; install your system's packages of the same libraries (g++ 12 or clang 14 and later,
 CMake 3.25 and later, Ninja, Python 3.10 and later with venv, GoogleTest, Google Benchmark, fmt, spdlog,
-nlohmann-json, CLI11, liburing), then run this again."
+nlohmann-json, CLI11, liburing, xxHash), then run this again."
   fi
   if [ "$(id -u)" != 0 ]; then
     sudo -n true 2>/dev/null || die "Missing: ${missing[*]}

@@ -49,11 +49,17 @@ AtomicFile::~AtomicFile() {
 }
 
 AtomicFile::AtomicFile(AtomicFile&& other) noexcept
-    : target_(std::move(other.target_)), aside_(std::move(other.aside_)), fd_(std::exchange(other.fd_, -1)) {
+    : target_(std::move(other.target_)),
+      aside_(std::move(other.aside_)),
+      fd_(std::exchange(other.fd_, -1)),
+      size_(other.size_),
+      checksum_(std::move(other.checksum_)) {
   other.aside_.clear();
 }
 
 void AtomicFile::write(std::span<const std::byte> bytes) {
+  size_ += Bytes{static_cast<std::int64_t>(bytes.size())};
+  checksum_.add(bytes);
   while (!bytes.empty()) {
     const ssize_t done = ::write(fd_, bytes.data(), std::min(bytes.size(), kMostAtOnce));
     if (done < 0) {

@@ -2,8 +2,12 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <span>
+
+#include "formats/checksum.h"
+#include "spillway/core/units.h"
 
 namespace spillway {
 
@@ -24,6 +28,10 @@ class AtomicFile {
   /// Gives a finished file its name, replacing what is there, and flushes the folder.
   void publish();
 
+  /// Of what was written so far.
+  Bytes size() const { return size_; }
+  std::uint64_t checksum() const { return checksum_.value(); }
+
   const std::filesystem::path& target() const { return target_; }
 
  private:
@@ -32,6 +40,8 @@ class AtomicFile {
   std::filesystem::path target_;
   std::filesystem::path aside_;  // empty: nothing to remove
   int fd_ = -1;
+  Bytes size_;
+  Checksum checksum_;
 };
 
 }  // namespace spillway

@@ -190,11 +190,13 @@ void publish_all(const fs::path& folder, std::vector<AtomicFile>& files) {
 
 }  // namespace
 
-void write_safetensors(const fs::path& file, std::span<const TensorSource> tensors, const Metadata& metadata) {
+FileDigest write_safetensors(const fs::path& file, std::span<const TensorSource> tensors, const Metadata& metadata) {
   check_names(tensors);
   Tensors all;
   for (const TensorSource& tensor : tensors) all.push_back(&tensor);
-  write_aside(file, file_order(std::move(all)), metadata).publish();
+  AtomicFile written = write_aside(file, file_order(std::move(all)), metadata);
+  written.publish();
+  return {written.size(), written.checksum()};
 }
 
 void write_safetensors_folder(const fs::path& folder, std::span<const TensorSource> tensors, Bytes max_shard,

@@ -6,23 +6,23 @@
 namespace spillway {
 
 LossScaler::LossScaler(const LossScaleConfig& config)
-    : dynamic_(true), config_(config), scale_(config.initial), tolerance_(config.hysteresis) {}
+    : dynamic_(true), config_(config), state_{config.initial, 0, config.hysteresis, 0} {}
 
 void LossScaler::update(bool finite) {
   if (!dynamic_) return;
   if (finite) {
-    skips_at_minimum_ = 0;
-    if (++finite_steps_ < config_.growth_interval) return;
-    finite_steps_ = 0;
-    tolerance_ = config_.hysteresis;
-    scale_ *= config_.growth;
+    state_.skips_at_minimum = 0;
+    if (++state_.finite_steps < config_.growth_interval) return;
+    state_.finite_steps = 0;
+    state_.tolerance = config_.hysteresis;
+    state_.scale *= config_.growth;
     return;
   }
-  finite_steps_ = 0;
-  if (scale_ <= config_.minimum) ++skips_at_minimum_;
-  if (--tolerance_ > 0) return;
-  tolerance_ = 1;  // once used up, each further step that is not finite backs off
-  scale_ = std::max(config_.minimum, scale_ * config_.backoff);
+  state_.finite_steps = 0;
+  if (state_.scale <= config_.minimum) ++state_.skips_at_minimum;
+  if (--state_.tolerance > 0) return;
+  state_.tolerance = 1;  // once used up, each further step that is not finite backs off
+  state_.scale = std::max(config_.minimum, state_.scale * config_.backoff);
 }
 
 }  // namespace spillway

@@ -33,7 +33,8 @@ bool worth_a_line(std::int64_t count) {
 }  // namespace
 
 Engine::Impl::Impl(torch::nn::Module& m, Config c, EngineOptions o)
-    : causal_lm(dynamic_cast<CausalLM*>(&m)),
+    : module(m),
+      causal_lm(dynamic_cast<CausalLM*>(&m)),
       config(std::move(c)),
       options(std::move(o)),
       plan(make_engine_plan(m, config, options)),
@@ -56,6 +57,7 @@ Engine::Impl::Impl(torch::nn::Module& m, Config c, EngineOptions o)
     give_back();
     throw;
   }
+  for (const ModelParameter& parameter : plan.frozen) frozen_versions.push_back(parameter.tensor._version());
   device_scope = std::make_unique<DeviceScope>(machine->ledger(Tier::device));
   if (config.low_memory_accumulation && config.precision != DType::f32) {
     log(options.log, LogLevel::warning,

@@ -30,6 +30,8 @@ struct GatedBlock {
   double elements = 0;
 };
 
+class StateFiles;
+
 /// Where states wait while an engine is released.
 class ReleasedStates {
  public:
@@ -83,6 +85,12 @@ struct Engine::Impl {
   void check_between_steps(const char* what) const;
   /// What turns accumulated into true gradients.
   double grad_scale() const { return first_weight / (scaler.scale() * weight_sum); }
+  std::vector<TensorSource> checkpoint_tensors();
+  /// Throws: FileError naming the differences.
+  void check_same_parameters(const CheckpointManifest& manifest, const std::string& where) const;
+  /// What takes a checkpoint's tensors over. Throws: FileError for one that is missing or does not fit.
+  std::vector<std::function<void()>> checkpoint_actions(StateFiles& files);
+  void take_counters(const CheckpointManifest& manifest, bool take_hyperparameters);
   void count_uses(const torch::Tensor& loss);
   void flush_gradients();
   GatedBlock& gated_block(const torch::nn::Module& block);
@@ -97,6 +105,7 @@ struct Engine::Impl {
   torch::Tensor read(std::int64_t parameter, StateRole role);
   void write(std::int64_t parameter, StateRole role, const torch::Tensor& value);
 
+  torch::nn::Module& module;
   CausalLM* const causal_lm;  // the module, where it is one
   const Config config;
   const EngineOptions options;
@@ -120,9 +129,10 @@ struct Engine::Impl {
 
   // ---- the run
   std::unique_ptr<ReleasedStates> released;
-  std::string failure;                 // of an op: what later calls are refused with
-  std::vector<std::int64_t> versions;  // each parameter's version counter after the engine's last write
-  double first_weight = 0;             // W0: 0 until there was one
+  std::string failure;                        // of an op: what later calls are refused with
+  std::vector<std::int64_t> frozen_versions;  // of frozen parameters when the engine was made
+  std::vector<std::int64_t> versions;         // each parameter's version counter after the engine's last write
+  double first_weight = 0;                    // W0: 0 until there was one
   std::int64_t updates = 0, skipped = 0, not_finite = 0;
   bool said_updates_wait = false;
 

@@ -8,7 +8,7 @@ import unittest
 from script_stage import ScriptStage
 
 PACKAGES = ("g++ cmake ninja-build python3-venv libgtest-dev libbenchmark-dev libfmt-dev libspdlog-dev nlohmann-json3-dev "
-            "libcli11-dev liburing-dev").split()
+            "libcli11-dev liburing-dev libxxhash-dev").split()
 
 STUBS = {
     "apt-get": 'echo "apt-get $*" >>"$LOG"',

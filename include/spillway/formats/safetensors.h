@@ -81,12 +81,18 @@ struct TensorSource {
   std::function<void(std::span<std::byte>)> fill;
 };
 
+/// What was written.
+struct FileDigest {
+  Bytes bytes;
+  std::uint64_t checksum = 0;  // XXH3, 64 bits
+};
+
 /// Writes `tensors` to one safetensors file: aside first, flushed, then renamed into place, so that a reader never sees
 /// half a file. Order: as given, wider elements first, so that each tensor starts at a multiple of its element.
 /// Throws: FileError with file and errno text (nothing is left behind); InvalidArgument on duplicate names, an
 /// impossible shape, text that is not UTF-8, or a header over kSafetensorsHeaderLimit (before anything is written).
-void write_safetensors(const std::filesystem::path& file, std::span<const TensorSource> tensors,
-                       const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
+FileDigest write_safetensors(const std::filesystem::path& file, std::span<const TensorSource> tensors,
+                             const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
 
 /// Writes a Hugging Face style set of files into `folder` (made if missing): `model.safetensors`, or shards of at most
 /// `max_shard` bytes (a larger tensor gets a shard of its own) named model-00001-of-0000N.safetensors and their

@@ -21,6 +21,7 @@
 #include "spillway/lane/lane.h"
 #include "spillway/models/causal_lm.h"
 #include "spillway/state/chunk_store.h"
+#include "spillway/train/checkpoint.h"
 #include "spillway/train/device_scope.h"
 
 namespace spillway {
@@ -248,6 +249,18 @@ class Engine {
   /// Takes the memory again and goes on where release() left off, bit for bit; weights that the program wrote meanwhile
   /// are trained from. Throws: OutOfMemory, FileError: the engine stays released.
   void restore();
+
+  /// Writes a checkpoint of everything that a bit-equal resume needs to `root`/step-N (N updates): masters, optimizer
+  /// states, step counters, loss scale, W0, group numbers, buffers, frozen parameters that were written, random number
+  /// generators, and what the program gives. By parameter, so that any placement, chunk size, thread count and
+  /// precision resumes it. Complete or not there at all, whatever ends the process. One tensor is in memory beside the
+  /// states. Returns its folder. Blocks. Throws: StateError inside a step; FileError: then what was there before is
+  /// unchanged.
+  std::filesystem::path save(const std::filesystem::path& root, const CheckpointOptions& options = {});
+  /// Goes on from a checkpoint, or from the newest in a folder of them; returns what the program gave to save(). The
+  /// module and the optimizer must be those that were saved. Blocks. Throws: FileError naming what is missing, damaged
+  /// or different: then nothing has changed; StateError inside a step.
+  std::string load(const std::filesystem::path& checkpoint, const CheckpointLoadOptions& options = {});
 
   const Config& config() const;
   EngineSummary summary() const;
