@@ -124,12 +124,17 @@ void check_fits(const RunPlan& plan, const Config& config) {
   }
 }
 
-std::vector<PlannedParameter> planned_parameters(const ModelConfig& model, const Config& config) {
+std::vector<PlannedParameter> planned_parameters(const ModelConfig& model, const Config& config,
+                                                 const std::optional<LoraOptions>& lora) {
   std::vector<PlannedParameter> out;
-  for (ParameterShape& shape : parameter_shapes(model)) {
-    const int group = group_of(shape.name, static_cast<std::int64_t>(shape.shape.size()), config);
-    out.push_back({{std::move(shape.name), std::move(shape.shape), group}, true});
-  }
+  const auto add = [&](std::vector<ParameterShape> shapes, bool trainable) {
+    for (ParameterShape& shape : shapes) {
+      const int group = group_of(shape.name, static_cast<std::int64_t>(shape.shape.size()), config);
+      out.push_back({{std::move(shape.name), std::move(shape.shape), group}, trainable});
+    }
+  };
+  add(parameter_shapes(model), !lora);
+  if (lora) add(lora_parameter_shapes(model, *lora), true);
   return out;
 }
 

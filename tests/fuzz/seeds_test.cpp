@@ -34,14 +34,19 @@ TEST(FuzzSeeds, Safetensors) {
 TEST(FuzzSeeds, ModelConfig) {
   expect_seeds("model_config", fuzz::model_config);
 }
+TEST(FuzzSeeds, LoraOptions) {
+  expect_seeds("lora_options", fuzz::lora_options);
+}
 TEST(FuzzSeeds, TokenFile) {
   expect_seeds("token_file", fuzz::token_file);
 }
 
 // Every single byte of every seed, changed.
 TEST(FuzzSeeds, NeighboursOfSeedsDoNotHarm) {
-  const std::vector<std::pair<const char*, Target>> targets{
-      {"safetensors", fuzz::safetensors}, {"model_config", fuzz::model_config}, {"token_file", fuzz::token_file}};
+  const std::vector<std::pair<const char*, Target>> targets{{"safetensors", fuzz::safetensors},
+                                                            {"model_config", fuzz::model_config},
+                                                            {"lora_options", fuzz::lora_options},
+                                                            {"token_file", fuzz::token_file}};
   int runs = 0;
   for (const auto& [name, target] : targets) {
     const auto folder = std::filesystem::path(SPILLWAY_SOURCE_DIR) / "tests/fuzz/seeds" / name;

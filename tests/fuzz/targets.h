@@ -16,6 +16,9 @@ bool safetensors(std::span<const std::byte> input);
 /// The text of a config.json.
 bool model_config(std::span<const std::byte> input);
 
+/// The text of an adapter_config.json, whose adapters are then those of a small Llama.
+bool lora_options(std::span<const std::byte> input);
+
 /// Byte 0: the kind of file (uint16, uint32, safetensors). Byte 1: the length of a row. Byte 2: the vocabulary.
 bool token_file(std::span<const std::byte> input);
 

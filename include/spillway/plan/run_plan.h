@@ -12,6 +12,7 @@
 #include "spillway/schedule/schedules.h"
 #include "spillway/state/chunk_store.h"
 #include "spillway/state/layout.h"
+#include "spillway/state/lora_options.h"
 #include "spillway/state/model_config.h"
 
 namespace spillway {
@@ -39,8 +40,10 @@ RunPlan plan_run(std::span<const PlannedParameter> parameters, const Config& con
 /// missing, and a schedule that would fit.
 void check_fits(const RunPlan& plan, const Config& config);
 
-/// The parameters of a model that need not exist, in registration order, all trainable.
-std::vector<PlannedParameter> planned_parameters(const ModelConfig& model, const Config& config);
+/// The parameters of a model that need not exist, in registration order, all trainable; with `lora` those of the model
+/// frozen, then the adapters. Throws: as lora_parameter_shapes.
+std::vector<PlannedParameter> planned_parameters(const ModelConfig& model, const Config& config,
+                                                 const std::optional<LoraOptions>& lora = std::nullopt);
 
 /// The group of Config::groups that a parameter belongs to, from 1; 0: the optimizer's own.
 int group_of(const std::string& name, std::int64_t dims, const Config& config);
