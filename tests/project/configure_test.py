@@ -62,6 +62,34 @@ class Configure(unittest.TestCase):
         self.assertEqual(status, 0, output)
         self.assertIn(f"io_uring: {prefix}/lib/liburing.so", output)
 
+    def configure_with_libtorch(self, symbol, *options):
+        """With a folder that looks like LibTorch and whose libc10.so holds `symbol`."""
+        with tempfile.TemporaryDirectory() as root:
+            for name in ("include/torch/csrc/api/include/torch/torch.h", "lib/libtorch_cpu.so", "lib/libc10.so",
+                         "share/cmake/Torch/TorchConfig.cmake"):
+                path = pathlib.Path(root) / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(symbol + "\n" if name.endswith("libc10.so") else "", encoding="utf-8")
+            status, output = self.configure(f"-DTorch_DIR={root}/share/cmake/Torch", *options)
+            return status, output.replace(root, "LIBTORCH")
+
+    def test_a_libtorch_of_another_string_abi_is_refused_with_the_remedy(self):
+        new, old = "_ZN3c105ErrorC1ENSt7__cxx1112basic_stringE", "_ZN3c105ErrorC1ESs"
+        switch = "-D_GLIBCXX_USE_CXX11_ABI=0"
+        for symbol, flags, remedy in ((old, "", f"add {switch} to CMAKE_CXX_FLAGS"),
+                                      (new, switch, f"take {switch} out of CMAKE_CXX_FLAGS")):
+            status, output = self.configure_with_libtorch(symbol, "-DSPILLWAY_TORCH=ON", f"-DCMAKE_CXX_FLAGS={flags}")
+            self.assertNotEqual(status, 0)
+            self.assertIn("SPILLWAY_TORCH is ON, but the LibTorch in LIBTORCH has the", output)
+            self.assertIn(remedy, output)
+            status, output = self.configure_with_libtorch(symbol, "-DSPILLWAY_TORCH=AUTO", f"-DCMAKE_CXX_FLAGS={flags}")
+            self.assertEqual(status, 0, output)
+            self.assertIn("LibTorch is left out: the LibTorch in LIBTORCH has the", output)
+        for symbol, flags in ((new, ""), (old, switch)):
+            status, output = self.configure_with_libtorch(symbol, "-DSPILLWAY_TORCH=ON", f"-DCMAKE_CXX_FLAGS={flags}")
+            self.assertEqual(status, 0, output)
+            self.assertIn("in LIBTORCH", output)
+
     def test_a_value_that_is_none_is_named(self):
         status, output = self.configure("-DSPILLWAY_MPI=YES")
         self.assertNotEqual(status, 0)
