@@ -165,6 +165,13 @@ int main() {
   engine.backward(x.square().mean(), {.last = true});
   engine.step();
 
+  // Everything that a bit-equal resume needs, under any placement; what is given as `program` comes back.
+  const std::filesystem::path checkpoints = std::filesystem::temp_directory_path() / "spillway_embedding";
+  engine.save(checkpoints, {.keep = 2, .program = "next batch: 5"});
+  const std::string program = engine.load(checkpoints);  // the newest of the folder
+  std::printf("resumed; the program left word: %s\n", program.c_str());
+  std::filesystem::remove_all(checkpoints);
+
   // Between phases all device and pinned memory can be given back; the module is an ordinary one meanwhile.
   engine.release();
   std::printf("released: %s in use on the device\n",

@@ -11,6 +11,7 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -34,8 +35,17 @@ namespace {
 using finetune::Options;
 using spillway::Config;
 
-/// Exit codes: 0 done, 1 failed, 2 wrong usage, 3 the plan does not fit in memory.
-constexpr int kFailed = 1, kUsage = 2, kDoesNotFit = 3;
+/// Exit codes: 0 done, 1 failed, 2 wrong usage, 3 the plan does not fit in memory, 4 ended by a signal with a
+/// checkpoint to resume from.
+constexpr int kFailed = 1, kUsage = 2, kDoesNotFit = 3, kInterrupted = 4;
+
+volatile std::sig_atomic_t interrupted = 0;
+
+/// The first signal lets the step end and saves; the second ends the process at once.
+void end_after_this_step(int number) {
+  interrupted = 1;
+  std::signal(number, SIG_DFL);
+}
 
 std::string schedule_names() {
   std::string names;
@@ -65,6 +75,13 @@ void add_model_and_data_flags(CLI::App& app, Options& o) {
       ->check(CLI::PositiveNumber);
   app.add_option("--seed", o.seed, "of random weights, data order and dropout")->capture_default_str();
   app.add_flag("--no-shuffle", o.no_shuffle, "rows in the file's order");
+  app.add_option("--save-every", o.save_every, "steps between checkpoints; 0: only when interrupted")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--keep", o.keep, "newest checkpoints to keep; 0: all")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--checkpoints", o.checkpoints, "their folder [checkpoints in --output]");
+  app.add_flag("--resume", o.resume, "go on from the newest checkpoint, or start where there is none");
   app.add_option("--log", o.log, "file for one JSON object a step");
   app.add_option("--trace", o.trace, "file for a timeline of all lanes (open it in ui.perfetto.dev)");
   app.add_option("--progress-every", o.progress_every, "steps between progress lines; 0: none")
@@ -299,20 +316,28 @@ int run(const Options& o) {
   model->set_dropout_seed(o.seed);
   spillway::Engine engine(*model, config, {.trace_events = o.trace.empty() ? 0 : 1 << 20, .activations = activations});
   spillway::DataLoader loader(data, model->config().vocabulary, {o.batch_size, !o.no_shuffle, o.seed});
-  spillway::MetricsLog log(o.log);
+  finetune::Checkpoints checkpoints(o, engine, loader);
+  const std::int64_t done = checkpoints.resume();
+  spillway::MetricsLog log(o.log, done);
   std::printf("training %s: %lld rows of %lld tokens, %lld steps of %lld x %lld rows, schedule %s\n",
               std::string(to_string(model->config().family)).c_str(), static_cast<long long>(data.rows()),
               static_cast<long long>(data.length()), static_cast<long long>(steps),
               static_cast<long long>(config.accumulation), static_cast<long long>(o.batch_size),
               config.schedule.c_str());
 
-  print_evaluation("before training", *model, eval_data, o);
+  if (done == 0) print_evaluation("before training", *model, eval_data, o);
   model->train();
-  for (std::int64_t step = 1; step <= steps; ++step) {
+  for (const int number : {SIGINT, SIGTERM}) std::signal(number, end_after_this_step);
+  for (std::int64_t step = done + 1; step <= steps; ++step) {
     const spillway::StepRecord record = train_step(*model, engine, loader, config.accumulation);
     log.write(record);
     if (o.progress_every > 0 && (step % o.progress_every == 0 || step == 1 || step == steps))
       print_progress(record, steps);
+    checkpoints.save(step, interrupted != 0);
+    if (interrupted != 0 && step < steps) {
+      std::printf("interrupted after step %lld: go on with --resume\n", static_cast<long long>(step));
+      return kInterrupted;
+    }
     if (o.eval_every > 0 && step % o.eval_every == 0 && step != steps) print_evaluation("so far", *model, eval_data, o);
   }
   engine.wait_parameters();

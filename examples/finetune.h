@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -9,6 +10,8 @@
 #include "spillway/core/config.h"
 #include "spillway/core/units.h"
 #include "spillway/state/model_config.h"
+#include "spillway/train/data_loader.h"
+#include "spillway/train/engine.h"
 
 namespace finetune {
 
@@ -26,6 +29,9 @@ struct Options {
   std::int64_t eval_every = 0, eval_batches = 32, generate = 0, progress_every = 10;
   double epochs = 0;
   std::uint64_t seed = 0;
+  std::string checkpoints;
+  std::int64_t save_every = 0, keep = 2;
+  bool resume = false;
   bool no_shuffle = false, recompute = false, low_memory_accumulation = false, dry_run = false;
 };
 
@@ -38,5 +44,26 @@ spillway::Bytes activations_of(const spillway::ModelConfig& shape, const spillwa
 /// printing, when the run does not fit.
 int print_dry_run(const spillway::ModelConfig& shape, const spillway::Config& config, const Options& options,
                   std::int64_t length);
+
+/// The checkpoints of a run: saves where asked, and goes on from the newest.
+/// Owns: nothing; all must outlive it.
+class Checkpoints {
+ public:
+  Checkpoints(const Options& options, spillway::Engine& engine, spillway::DataLoader& loader);
+  /// With --resume: loads the newest checkpoint and takes the data up where it stood. Returns the steps done so far,
+  /// skipped ones counted; 0 where there was nothing to resume. Throws: InvalidArgument where the data is another.
+  std::int64_t resume();
+  /// Saves after step number `step` where that is due. `now`: in any case.
+  void save(std::int64_t step, bool now);
+
+ private:
+  std::string position(std::int64_t step) const;
+
+  const Options& options_;
+  spillway::Engine& engine_;
+  spillway::DataLoader& loader_;
+  std::filesystem::path folder_;
+  std::int64_t saved_ = -1;
+};
 
 }  // namespace finetune

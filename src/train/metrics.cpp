@@ -27,14 +27,19 @@ Batch rows_from(const TokenFile& file, std::int64_t vocabulary, std::int64_t fir
 
 }  // namespace
 
-MetricsLog::MetricsLog(const std::filesystem::path& file) : file_(file) {
+MetricsLog::MetricsLog(const std::filesystem::path& file, std::int64_t keep_lines) : file_(file) {
   if (file.empty()) return;
   if (file.has_parent_path()) {
     std::error_code ignored;  // opening the file reports what is wrong
     std::filesystem::create_directories(file.parent_path(), ignored);
   }
+  std::string kept;
+  std::ifstream before(file);
+  for (std::string line; keep_lines > 0 && std::getline(before, line); --keep_lines) kept += line + '\n';
+  before.close();
   stream_.open(file, std::ios::trunc);
-  if (!stream_) throw FileError(fmt::format("cannot write the log {}", file.string()));
+  if (!stream_ || !(stream_ << kept << std::flush))
+    throw FileError(fmt::format("cannot write the log {}", file.string()));
 }
 
 void MetricsLog::write(const StepRecord& record) {

@@ -33,6 +33,8 @@ class DataLoader {
   /// Throws: FileError naming the row for tokens out of range.
   Batch next();
 
+  /// Rows of the file: an epoch.
+  std::int64_t rows() const { return file_.rows(); }
   /// Rows given out so far: the position in the endless sequence of epochs.
   std::int64_t position() const { return position_; }
   /// Goes to a position, for example one saved before. Throws: InvalidArgument when negative.

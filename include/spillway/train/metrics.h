@@ -26,8 +26,9 @@ struct StepRecord {
 /// has no numbers for.
 class MetricsLog {
  public:
-  /// An empty path: nothing is written. Throws: FileError.
-  explicit MetricsLog(const std::filesystem::path& file);
+  /// An empty path: nothing is written. The first `keep_lines` lines of a log that is there already are kept: those of
+  /// the steps before a resume. Throws: FileError.
+  explicit MetricsLog(const std::filesystem::path& file, std::int64_t keep_lines = 0);
   /// Throws: FileError when the disk is full.
   void write(const StepRecord& record);
 

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// finetune --save-every, --keep, --resume.
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "finetune.h"
+#include "spillway/core/error.h"
+
+namespace finetune {
+
+Checkpoints::Checkpoints(const Options& options, spillway::Engine& engine, spillway::DataLoader& loader)
+    : options_(options),
+      engine_(engine),
+      loader_(loader),
+      folder_(options.checkpoints.empty() ? std::filesystem::path(options.output) / "checkpoints"
+                                          : std::filesystem::path(options.checkpoints)) {}
+
+// What decides which rows come next: a resumed run must agree in all but the position.
+std::string Checkpoints::position(std::int64_t step) const {
+  const nlohmann::json out = {{"steps_done", step},
+                              {"data_position", loader_.position()},
+                              {"data_rows", loader_.rows()},
+                              {"shuffle", !options_.no_shuffle},
+                              {"seed", options_.seed}};
+  return out.dump();
+}
+
+std::int64_t Checkpoints::resume() {
+  if (!options_.resume) return 0;
+  if (spillway::list_checkpoints(folder_).empty()) {
+    std::printf("nothing to resume in %s: starting from the beginning\n", folder_.string().c_str());
+    return 0;
+  }
+  const std::string text = engine_.load(folder_);
+  const nlohmann::json saved = nlohmann::json::parse(text, nullptr, false);
+  const nlohmann::json here = nlohmann::json::parse(position(0));
+  for (const char* key : {"steps_done", "data_position"}) {
+    spillway::require(saved.is_object() && saved.contains(key) && saved[key].is_number_unsigned() &&
+                          saved[key].get<std::uint64_t>() >> 62 == 0,
+                      folder_.string() + ": the newest checkpoint was not saved by finetune");
+  }
+  for (const char* key : {"data_rows", "shuffle", "seed"}) {
+    spillway::require(saved.contains(key) && saved[key] == here[key],
+                      "--resume: the checkpoint was made with " + std::string(key) + " " +
+                          (saved.contains(key) ? saved[key].dump() : "unknown") + ", this run has " + here[key].dump());
+  }
+  loader_.seek(saved["data_position"].get<std::int64_t>());
+  saved_ = saved["steps_done"].get<std::int64_t>();
+  std::printf("resumed after step %lld\n", static_cast<long long>(saved_));
+  return saved_;
+}
+
+void Checkpoints::save(std::int64_t step, bool now) {
+  const bool due = options_.save_every > 0 && step % options_.save_every == 0;
+  if ((!due && !now) || step == saved_) return;
+  spillway::CheckpointOptions how;
+  how.keep = options_.keep;
+  how.program = position(step);
+  int shown = -1;  // in tenths
+  how.progress = [&](spillway::Bytes done, spillway::Bytes total) {
+    const int tenth = static_cast<int>(10.0 * static_cast<double>(done.value) / static_cast<double>(total.value));
+    if (tenth == shown || total.value < (std::int64_t{1} << 30)) return;  // a second's work needs no progress
+    shown = tenth;
+    std::printf("saving: %d %% of %s\n", 10 * tenth, spillway::to_string(total).c_str());
+    std::fflush(stdout);
+  };
+  const std::filesystem::path made = engine_.save(folder_, how);
+  saved_ = step;
+  std::printf("checkpoint %s\n", made.string().c_str());
+  std::fflush(stdout);
+}
+
+}  // namespace finetune
