@@ -6,40 +6,14 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "spillway/formats/safetensors.h"
-#include "spillway/formats/token_file.h"
 #include "spillway/models/causal_lm.h"
-#include "spillway/train/data_loader.h"
-#include "spillway/train/engine.h"
+#include "train/fixture_runs.h"
 
 namespace spillway {
 namespace {
-
-const std::filesystem::path kGolden = std::filesystem::path(SPILLWAY_SOURCE_DIR) / "tests" / "golden";
-
-nlohmann::json read_json(const std::filesystem::path& file) {
-  std::ifstream stream(file);
-  return nlohmann::json::parse(stream);
-}
-
-Config config_of(const nlohmann::json& reference, const std::string& schedule) {
-  const auto& optimizer = reference["optimizer"];
-  Config config;
-  config.schedule = schedule;
-  config.hyperparameters = {optimizer["lr"], optimizer["betas"][0], optimizer["betas"][1], optimizer["eps"],
-                            optimizer["weight_decay"]};
-  GroupConfig no_decay;
-  no_decay.max_dims = 1;
-  no_decay.weight_decay = 0;
-  config.groups.push_back(no_decay);
-  config.clip_norm = reference["clip_norm"];
-  config.chunk_elements = 16 * 1024;
-  return config;
-}
 
 // The distances of all final weights from PyTorch's, sorted.
 std::vector<double> weight_distances(CausalLM& model, const std::filesystem::path& folder) {
@@ -64,31 +38,16 @@ class Fixture : public testing::TestWithParam<std::tuple<const char*, const char
 
 TEST_P(Fixture, LossesNormsAndFinalWeightsAreThoseOfPyTorch) {
   const auto [name, schedule] = GetParam();
-  const std::filesystem::path folder = kGolden / name;
-  const nlohmann::json reference = read_json(folder / "reference.json");
+  const std::filesystem::path folder = test::fixture_folder(name);
+  const nlohmann::json reference = test::read_json(folder / "reference.json");
   const auto model = load_causal_lm(folder);
-  const TokenFile rows(folder / "rows.safetensors", 0);
-  {
-    Engine engine(*model, config_of(reference, schedule));
-    DataLoader loader(rows, model->config().vocabulary, {reference["batch"], false, 0});
-    model->train();
-    const std::int64_t steps = reference["steps"], accumulation = reference["accumulation"];
-    for (std::int64_t step = 0; step < steps; ++step) {
-      double loss_sum = 0, valid = 0;
-      for (std::int64_t m = 0; m < accumulation; ++m) {
-        const Batch batch = loader.next();
-        const torch::Tensor loss = next_token_loss(model->forward(batch.inputs), batch.targets, batch.valid_targets);
-        const auto weight = static_cast<double>(batch.valid_targets);
-        engine.backward(loss, {.weight = weight, .last = m + 1 == accumulation});
-        loss_sum += weight * loss.item<double>();
-        valid += weight;
-      }
-      const StepResult result = engine.step();
-      const double expected_loss = reference["losses"][static_cast<std::size_t>(step)];
-      const double expected_norm = reference["gradient_norms_before_clipping"][static_cast<std::size_t>(step)];
-      EXPECT_NEAR(loss_sum / valid, expected_loss, 1e-5 * expected_loss) << "step " << step;
-      EXPECT_NEAR(result.grad_norm, expected_norm, 1e-5 * expected_norm) << "step " << step;
-    }
+  const test::Curve curve = test::train_fixture(*model, name, test::fixture_config(reference, schedule), 1);
+  ASSERT_EQ(curve.losses.size(), reference["losses"].size());
+  for (std::size_t step = 0; step < curve.losses.size(); ++step) {
+    const double expected_loss = reference["losses"][step];
+    const double expected_norm = reference["gradient_norms_before_clipping"][step];
+    EXPECT_NEAR(curve.losses[step], expected_loss, 1e-5 * expected_loss) << "step " << step;
+    EXPECT_NEAR(curve.norms[step], expected_norm, 1e-5 * expected_norm) << "step " << step;
   }
   const std::vector<double> distances = weight_distances(*model, folder);
   ASSERT_GT(distances.size(), 50000U);
