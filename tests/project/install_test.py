@@ -78,7 +78,7 @@ class Case:
             other = self.scratch / "other"
             for name in ("include/torch/csrc/api/include/torch/torch.h", "lib/libtorch_cpu.so", "lib/libc10.so"):
                 (other / name).parent.mkdir(parents=True, exist_ok=True)
-                (other / name).touch()
+                (other / name).write_text("std::__cxx11\n", encoding="utf-8")  # the string ABI of a build
             (other / "version.py").write_text("__version__ = '1.0.0'\n", encoding="utf-8")
             said = self.configure(f"-DTorch_DIR={other}/share/cmake/Torch", fails=True)
             demand("has 1.0" in " ".join(said.split()), f"no word of the other version in:\n{said}")
