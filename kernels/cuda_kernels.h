@@ -28,13 +28,14 @@ using Code = int;
 
 /// target = widen(source).
 [[nodiscard]] Code widen(void* stream, float* target, const void* source, Element type, std::int64_t count);
-/// target += widen(source).
-[[nodiscard]] Code accumulate(void* stream, float* target, const void* source, Element type, std::int64_t count);
+/// target = round(widen(target) + widen(source)): in fp32, no rounding is left to do.
+[[nodiscard]] Code accumulate(void* stream, void* target, Element target_type, const void* source, Element type,
+                              std::int64_t count);
 /// target = round(source).
 [[nodiscard]] Code narrow(void* stream, void* target, Element type, const float* source, std::int64_t count);
 
 /// sums[i] = the square sum of grain i, in the order of CpuKernels::grain_square_sums. All of them are finite where all
 /// values are: so the sums are the finite check, too.
-[[nodiscard]] Code grain_square_sums(void* stream, double* sums, const float* values, std::int64_t count);
+[[nodiscard]] Code grain_square_sums(void* stream, double* sums, const void* values, Element type, std::int64_t count);
 
 }  // namespace spillway::kernels::cuda

@@ -119,22 +119,32 @@ SPILLWAY_HD void update_thread(const Scalars& scalars, const UpdateSpan& arrays,
   for_shares(shares, turn, UpdateBody<Optimizer, Scalars>{scalars, arrays});
 }
 
-/// target = widen(source), or target + widen(source) where it adds.
 struct WidenBody {
   float* target;
   const void* source;
   Element type;
-  bool adds;
+
+  template <int kCount>
+  SPILLWAY_HD void run(std::int64_t at) const {
+    float values[kCount];
+    load(values, source, type, at);
+    store_raw(target, at, values);
+  }
+};
+
+struct AccumulateBody {
+  void* target;
+  Element target_type;
+  const void* source;
+  Element type;
 
   template <int kCount>
   SPILLWAY_HD void run(std::int64_t at) const {
     float values[kCount], sum[kCount];
     load(values, source, type, at);
-    if (adds) {
-      load_raw(sum, target, at);
-      for (int j = 0; j < kCount; ++j) values[j] = sum[j] + values[j];
-    }
-    store_raw(target, at, values);
+    load(sum, target, target_type, at);
+    for (int j = 0; j < kCount; ++j) sum[j] = sum[j] + values[j];
+    store(target, target_type, at, sum);
   }
 };
 
@@ -154,11 +164,14 @@ struct NarrowBody {
 // ---- norm ---------------------------------------------------------------------------------------
 // A warp takes a grain, a thread of it one of the 32 partial sums that the CPU's kernels have.
 
-/// The partial sum of thread `lane` over a grain of `count` values.
-SPILLWAY_HD double partial_square_sum(const float* values, std::int64_t count, std::int64_t lane) {
+/// The partial sum of thread `lane` over `count` values, a grain or less, from the element `begin` on.
+SPILLWAY_HD double partial_square_sum(const void* values, Element type, std::int64_t begin, std::int64_t count,
+                                      std::int64_t lane) {
   double sum = 0;
   for (std::int64_t i = lane; i < count; i += kWarp) {
-    const double value = values[i];
+    float one[1];
+    load(one, values, type, begin + i);
+    const double value = one[0];
     sum = sum + value * value;
   }
   return sum;

@@ -37,6 +37,7 @@ StateSpec make_spec(const Layout& layout, std::int64_t frozen_elements, const Sc
     if (config.precision != DType::f32) spec.upload_slots = spec.device_slots;
   }
   spec.frozen_elements = frozen_elements;
+  spec.host_reads_device = config.device.kind == DeviceConfig::Kind::emulated;
   return spec;
 }
 

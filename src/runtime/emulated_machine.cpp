@@ -93,6 +93,11 @@ std::unique_ptr<Machine> make_emulated_machine(MachineOptions options) {
   return std::make_unique<EmulatedMachine>(options);
 }
 
+std::unique_ptr<Machine> make_machine(MachineOptions options) {
+  if (options.device.kind == DeviceConfig::Kind::cuda) return make_cuda_machine(options);
+  return make_emulated_machine(std::move(options));
+}
+
 std::optional<Bytes> available_host_memory() {
   std::optional<Bytes> available;
   std::ifstream system("/proc/meminfo");

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <utility>
 
 #include "runtime/runtime_impl.h"
@@ -15,68 +14,44 @@ struct AccumulateItem {
   const Segment* segment;
   bool first;  // of this step: replaces what is there
 };
-struct NormItem {
-  const Segment* segment;
-  kernels::ExactSum* sum;
-};
+
+// sum += source, or sum = source where `first`; the sum in fp32 or in the source's type.
+void add_gradient(const DeviceWork& work, StreamRef stream, std::byte* sum, DType sum_type, const std::byte* source,
+                  DType type, std::int64_t count, bool first) {
+  if (!first) return work.accumulate(stream, sum, element_of(sum_type), source, element_of(type), count);
+  if (sum_type == type) return work.copy(stream, sum, source, {count * size_of(type)});
+  work.widen(stream, reinterpret_cast<float*>(sum), source, element_of(type), count);
+}
+
+void add_grains(kernels::ExactSum& sum, const double* grains, std::int64_t count) {
+  sum.clear();
+  for (std::int64_t i = 0; i < count; ++i) sum.add(grains[i]);
+}
 
 }  // namespace
-
-void add_gradient(const kernels::CpuKernels& kernels, std::byte* sum, DType sum_type, const std::byte* source,
-                  DType source_type, std::int64_t count, bool first) {
-  const kernels::KeepDenormals keep;
-  if (sum_type == DType::f32) {
-    const auto add = first ? kernels.widen : kernels.accumulate;
-    add(reinterpret_cast<float*>(sum), source, element_of(source_type), count);
-    return;
-  }
-  const std::int64_t size = size_of(sum_type);
-  if (first) {
-    std::memcpy(sum, source, static_cast<std::size_t>(count * size));
-    return;
-  }
-  std::array<float, kGrainElements> wide;
-  for (std::int64_t i = 0; i < count; i += kGrainElements) {
-    const std::int64_t n = std::min(kGrainElements, count - i);
-    kernels.widen(wide.data(), sum + i * size, element_of(sum_type), n);
-    kernels.accumulate(wide.data(), source + i * size, element_of(source_type), n);
-    kernels.narrow(sum + i * size, element_of(sum_type), wide.data(), n);
-  }
-}
-
-void gradient_square_sums(const kernels::CpuKernels& kernels, double* sums, const std::byte* values, DType type,
-                          std::int64_t count) {
-  const kernels::KeepDenormals keep;
-  if (type == DType::f32) return kernels.grain_square_sums(sums, reinterpret_cast<const float*>(values), count);
-  std::array<float, kGrainElements> wide;
-  for (std::int64_t i = 0; i < count; i += kGrainElements) {
-    const std::int64_t n = std::min(kGrainElements, count - i);
-    kernels.widen(wide.data(), values + i * size_of(type), element_of(type), n);
-    kernels.grain_square_sums(sums++, wide.data(), n);
-  }
-}
 
 Ticket Runtime::stage(const Segment& segment, const Gradient& gradient, Slot& slot, Ticket before) {
   const std::int64_t size = size_of(spec_.working);
   std::byte* target = slot.view.slice({segment.chunk_offset * size}, {segment.count * size}).data;
   const std::byte* source = at_element(gradient.data, segment.parameter_offset * size);
-  const auto bytes = static_cast<std::size_t>(segment.count * size);
-  return machine_.compute().submit({"stage gradient",
-                                    segment.chunk,
-                                    OpKind::elementwise,
-                                    2.0 * static_cast<double>(bytes),
-                                    {slot.free, std::move(before)},
-                                    [=](StreamRef) { std::memcpy(target, source, bytes); }});
+  const Bytes bytes{segment.count * size};
+  return machine_.compute().submit(
+      {"stage gradient",
+       segment.chunk,
+       OpKind::elementwise,
+       2.0 * static_cast<double>(bytes.value),
+       {slot.free, std::move(before)},
+       [=, &work = machine_.device_work()](StreamRef stream) { work.copy(stream, target, source, bytes); }});
 }
 
 Ticket Runtime::copy_down(std::span<const Segment* const> segments, Slot& device, Slot& pinned, Ticket staged) {
   const std::int64_t size = size_of(spec_.working);
   const auto bytes = static_cast<double>(elements(segments) * size);
-  auto body = [size, from = device.view.data, to = pinned.view.data,
-               list = std::vector<const Segment*>(segments.begin(), segments.end())](StreamRef) {
+  auto body = [&work = machine_.device_work(), size, from = device.view.data, to = pinned.view.data,
+               list = std::vector<const Segment*>(segments.begin(), segments.end())](StreamRef stream) {
     for (const Segment* segment : list) {
       const std::int64_t offset = segment->chunk_offset * size;
-      std::memcpy(to + offset, from + offset, static_cast<std::size_t>(segment->count * size));
+      work.copy(stream, to + offset, from + offset, {segment->count * size});
     }
   };
   device.free = machine_.download().submit({"gradients down",
@@ -93,13 +68,13 @@ Ticket Runtime::accumulate(std::span<const Segment* const> segments, Slot& pinne
   const DType working = spec_.working;
   std::vector<AccumulateItem> items;
   for (const Segment* segment : segments) items.push_back({segment, note_gradient(*segment)});
-  auto body = [this, working, sum_type = spec_.gradient, items = std::move(items), source = pinned.view.data,
-               target = store_->gradient(chunk).data](StreamRef) {
-    for_slices(machine_.cpu_team(), items,
+  auto body = [place = workplace(machine_, Tier::pinned), working, sum_type = spec_.gradient, items = std::move(items),
+               source = pinned.view.data, target = store_->gradient(chunk).data](StreamRef stream) {
+    for_slices(place.team, items,
                [&](const AccumulateItem& item, std::int64_t begin, std::int64_t count, std::int64_t) {
                  const std::int64_t at = item.segment->chunk_offset + begin;
-                 add_gradient(impl_->kernels, target + at * size_of(sum_type), sum_type, source + at * size_of(working),
-                              working, count, item.first);
+                 add_gradient(place.work, stream, target + at * size_of(sum_type), sum_type,
+                              source + at * size_of(working), working, count, item.first);
                });
   };
   pinned.free = machine_.cpu().submit({"accumulate",
@@ -117,11 +92,11 @@ Ticket Runtime::accumulate(const Segment& segment, const Gradient& gradient) {
   const DType sum_type = spec_.gradient;
   std::byte* target = at_element(store_->gradient(segment.chunk).data, segment.chunk_offset * size_of(sum_type));
   const std::byte* source = at_element(gradient.data, segment.parameter_offset * size_of(working));
-  auto body = [this, working, sum_type, target, source,
-               items = std::array{AccumulateItem{&segment, first}}](StreamRef) {
-    for_slices(machine_.device_team(), items,
+  auto body = [place = workplace(machine_, Tier::device), working, sum_type, target, source,
+               items = std::array{AccumulateItem{&segment, first}}](StreamRef stream) {
+    for_slices(place.team, items,
                [&](const AccumulateItem& item, std::int64_t begin, std::int64_t count, std::int64_t) {
-                 add_gradient(impl_->kernels, target + begin * size_of(sum_type), sum_type,
+                 add_gradient(place.work, stream, target + begin * size_of(sum_type), sum_type,
                               source + begin * size_of(working), working, count, item.first);
                });
   };
@@ -139,6 +114,37 @@ std::int64_t Runtime::bytes_of_sum() const {
   return size_of(spec_.working) + 2 * size_of(spec_.gradient);
 }
 
+// The sums stay on the device, each grain's at its own place, until wait_norm() fetches all of them.
+Runtime::OpBody Runtime::norm_on_device(std::int64_t chunk, std::vector<NormItem> items) {
+  const std::int64_t before = layout_.chunks()[static_cast<std::size_t>(chunk)].begin;
+  return [place = workplace(machine_, Tier::device), items = std::move(items), before, type = spec_.gradient,
+          sums = store_->device_sums().as<double>(), values = store_->gradient(chunk).data](StreamRef stream) {
+    for_slices(place.team, items, [&](const NormItem& item, std::int64_t begin, std::int64_t count, std::int64_t) {
+      const std::int64_t at = item.segment->chunk_offset + begin;
+      place.work.grain_square_sums(stream, sums + (before + at) / kGrainElements, values + at * size_of(type),
+                                   element_of(type), count);
+    });
+  };
+}
+
+Runtime::OpBody Runtime::norm_on_host(std::int64_t chunk, bool device, std::vector<NormItem> items) {
+  double* grain_sums = device ? impl_->device_grain_sums.data() : impl_->cpu_grain_sums.data();
+  return [place = workplace(machine_, device ? Tier::device : Tier::pinned), grain_sums, items = std::move(items),
+          type = spec_.gradient, values = store_->gradient(chunk).data](StreamRef stream) {
+    for_slices(place.team, items,
+               [&](const NormItem& item, std::int64_t begin, std::int64_t count, std::int64_t grain) {
+                 const std::int64_t at = item.segment->chunk_offset + begin;
+                 place.work.grain_square_sums(stream, grain_sums + grain, values + at * size_of(type), element_of(type),
+                                              count);
+               });
+    const double* next = grain_sums;
+    for (const NormItem& item : items) {
+      add_grains(*item.sum, next, item.segment->grains());
+      next += item.segment->grains();
+    }
+  };
+}
+
 Ticket Runtime::norm(std::span<const Segment* const> segments) {
   const std::int64_t chunk = segments.front()->chunk;
   const bool device = on_device(store_->placement(chunk).gradient);
@@ -147,20 +153,8 @@ Ticket Runtime::norm(std::span<const Segment* const> segments) {
     segments_[static_cast<std::size_t>(index_of(*segment))].counted = true;
     items.push_back({segment, &impl_->sums[static_cast<std::size_t>(index_of(*segment))]});
   }
-  double* grain_sums = device ? impl_->device_grain_sums.data() : impl_->cpu_grain_sums.data();
-  ThreadTeam& team = device ? machine_.device_team() : machine_.cpu_team();
-  auto body = [this, &team, grain_sums, items = std::move(items), type = spec_.gradient,
-               values = store_->gradient(chunk).data](StreamRef) {
-    for_slices(team, items, [&](const NormItem& item, std::int64_t begin, std::int64_t count, std::int64_t grain) {
-      gradient_square_sums(impl_->kernels, grain_sums + grain,
-                           values + (item.segment->chunk_offset + begin) * size_of(type), type, count);
-    });
-    const double* next = grain_sums;
-    for (const NormItem& item : items) {
-      item.sum->clear();
-      for (std::int64_t g = 0; g < item.segment->grains(); ++g) item.sum->add(*next++);
-    }
-  };
+  auto body = device && !machine_.host_reads_device() ? norm_on_device(chunk, std::move(items))
+                                                      : norm_on_host(chunk, device, std::move(items));
   const Ticket done = lane_of(store_->placement(chunk).gradient)
                           .submit({"norm",
                                    chunk,
@@ -169,6 +163,23 @@ Ticket Runtime::norm(std::span<const Segment* const> segments) {
                                    {gradient_ops_[static_cast<std::size_t>(chunk)]},
                                    std::move(body)});
   return gradient_ops_[static_cast<std::size_t>(chunk)] = done;
+}
+
+void Runtime::wait_device_sums() {
+  const View& from = store_->device_sums();
+  if (machine_.host_reads_device() || from.size.value == 0) return;
+  auto* sums = store_->host_sums().as<double>();
+  machine_.wait(
+      machine_.compute().submit({"norm down", -1, OpKind::copy, static_cast<double>(from.size.value), gradient_ops_,
+                                 [&work = machine_.device_work(), from, sums](StreamRef stream) {
+                                   work.copy(stream, sums, from.data, from.size);
+                                 }}));
+  for (const Segment& segment : layout_.segments()) {
+    const auto s = static_cast<std::size_t>(index_of(segment));
+    if (!segments_[s].accumulated || !on_device(store_->placement(segment.chunk).gradient)) continue;
+    const std::int64_t begin = layout_.chunks()[static_cast<std::size_t>(segment.chunk)].begin + segment.chunk_offset;
+    add_grains(impl_->sums[s], sums + begin / kGrainElements, segment.grains());
+  }
 }
 
 GradientNorm Runtime::wait_norm() {
@@ -181,6 +192,7 @@ GradientNorm Runtime::wait_norm() {
     if (!pending.empty()) static_cast<void>(norm(pending));
   }
   for (const Ticket& ticket : gradient_ops_) machine_.wait(ticket);
+  wait_device_sums();
   return machine_.oracle().gradient_norm([this]() -> GradientNorm {
     kernels::ExactSum total;
     for (std::size_t s = 0; s < segments_.size(); ++s) {

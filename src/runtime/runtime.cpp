@@ -42,6 +42,7 @@ Runtime::Runtime(Machine& machine, const Layout& layout, StateSpec spec, Optimiz
   }
   require(spec_.gradient == DType::f32 || spec_.gradient == spec_.working,
           "gradients are accumulated in fp32 or in the working type");
+  spec_.host_reads_device = machine.host_reads_device();
   make_store(spec_);
   const auto grains = static_cast<std::size_t>(layout.chunk_elements() / kGrainElements);
   impl_->sums.resize(layout.segments().size());
@@ -98,17 +99,6 @@ void Runtime::wait_all() {
   machine_.wait(machine_.compute().mark("wait all", -1, 0));
   for (const auto* tickets : {&gradient_ops_, &updates_, &uploads_}) {
     for (const Ticket& ticket : *tickets) machine_.wait(ticket);
-  }
-}
-
-void Runtime::load_masters(std::int64_t parameter) {
-  wait_all();
-  for (const Segment& segment : layout_.parameter_segments(parameter)) {
-    const View working = store_->working(segment.chunk), master = store_->master(segment.chunk);
-    if (working.data == master.data) continue;
-    const std::int64_t size = size_of(spec_.working);
-    impl_->kernels.widen(master.as<float>() + segment.chunk_offset, working.data + segment.chunk_offset * size,
-                         element_of(spec_.working), segment.count);
   }
 }
 

@@ -7,9 +7,9 @@
 #include <span>
 #include <vector>
 
-#include "kernels/cpu_kernels.h"
-#include "kernels/denormal_mode.h"
 #include "kernels/exact_sum.h"
+#include "kernels/scalars.h"
+#include "runtime/device_work.h"
 #include "runtime/slices.h"
 #include "spillway/core/error.h"
 #include "spillway/runtime/runtime.h"
@@ -37,13 +37,6 @@ inline std::int64_t elements(std::span<const Segment* const> segments) {
   return count;
 }
 
-/// sum += source, or sum = source where `first`; `sum` in fp32 or in the source's type. Threads: any.
-void add_gradient(const kernels::CpuKernels& kernels, std::byte* sum, DType sum_type, const std::byte* source,
-                  DType source_type, std::int64_t count, bool first);
-/// The square sums of the grains of `values`, which may be of any element type.
-void gradient_square_sums(const kernels::CpuKernels& kernels, double* sums, const std::byte* values, DType type,
-                          std::int64_t count);
-
 // `base + count` elements; null stays null, since a virtual machine's views hold nothing.
 template <class T>
 T* at_element(T* base, std::int64_t count) {
@@ -60,8 +53,24 @@ inline bool wait_quietly(Machine& machine, const Ticket& ticket) noexcept {
   }
 }
 
+/// Who does the work on a tier's bytes, and the team that it is shared out over; none where the device does that.
+struct Workplace {
+  ThreadTeam* team;
+  const DeviceWork& work;
+};
+
+inline Workplace workplace(Machine& machine, Tier tier) {
+  if (tier != Tier::device) return {&machine.cpu_team(), cpu_work()};
+  return {machine.host_reads_device() ? &machine.device_team() : nullptr, machine.device_work()};
+}
+
+/// A segment and where the square sum of its gradient goes.
+struct Runtime::NormItem {
+  const Segment* segment;
+  kernels::ExactSum* sum;
+};
+
 struct Runtime::Impl {
-  const kernels::CpuKernels& kernels = kernels::cpu_kernels();
   std::vector<kernels::ExactSum> sums;                    // one a segment: the square sum of its accumulated gradient
   std::vector<double> cpu_grain_sums, device_grain_sums;  // of one op: room for a chunk's grains
 };

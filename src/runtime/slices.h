@@ -12,12 +12,19 @@ namespace spillway {
 
 /// Calls body(segment, begin, count, first_grain) for pieces that cover all `segments`, shared out over the team and
 /// cut at grains: so the number of threads changes no bit. `first_grain` numbers a piece's first grain among all of
-/// them.
+/// them. Without a team, whole segments: for devices that share their work out by themselves.
 template <class SegmentPointers, class Body>
-void for_slices(ThreadTeam& team, const SegmentPointers& segments, const Body& body) {
+void for_slices(ThreadTeam* team, const SegmentPointers& segments, const Body& body) {
   std::int64_t grains = 0;
+  if (team == nullptr) {
+    for (const auto& entry : segments) {
+      body(entry, std::int64_t{0}, entry.segment->count, grains);
+      grains += entry.segment->grains();
+    }
+    return;
+  }
   for (const auto& entry : segments) grains += entry.segment->grains();
-  team.parallel_for(grains, [&](std::int64_t from, std::int64_t to) {
+  team->parallel_for(grains, [&](std::int64_t from, std::int64_t to) {
     std::int64_t first = 0;  // grain number at which the present segment starts
     for (const auto& entry : segments) {
       const std::int64_t last = first + entry.segment->grains();

@@ -2,8 +2,8 @@
 //
 // Reading and setting whole states by parameter, rules in place of the optimizer, release and restore of all pools.
 #include <algorithm>
-#include <cstring>
 #include <utility>
+#include <vector>
 
 #include "runtime/runtime_impl.h"
 
@@ -21,13 +21,59 @@ View part_of(const ChunkStore& store, StateRole role, const Segment& segment) {
 
 }  // namespace
 
+void Runtime::wait_copy(void* to, const void* from, Bytes bytes) {
+  machine_.wait(machine_.compute().submit(
+      {"copy of state",
+       -1,
+       OpKind::copy,
+       static_cast<double>(bytes.value),
+       {},
+       [&work = machine_.device_work(), to, from, bytes](StreamRef stream) { work.copy(stream, to, from, bytes); }}));
+}
+
+void Runtime::wait_read(void* to, const View& from) {
+  if (!host_reads(from)) return wait_copy(to, from.data, from.size);
+  cpu_work().copy({}, to, from.data, from.size);
+}
+
+void Runtime::wait_write(const View& to, const void* from) {
+  if (!host_reads(to)) return wait_copy(to.data, from, to.size);
+  cpu_work().copy({}, to.data, from, to.size);
+}
+
+void Runtime::wait_write_rounded(const View& to, DType type, const float* values) {
+  if (type == DType::f32) return wait_write(to, values);
+  std::vector<std::byte> rounded(static_cast<std::size_t>(to.size.value));
+  cpu_work().narrow({}, rounded.data(), element_of(type), values, to.size.value / size_of(type));
+  wait_write(to, rounded.data());
+}
+
+void Runtime::load_masters(std::int64_t parameter) {
+  wait_all();
+  const std::int64_t size = size_of(spec_.working);
+  std::vector<std::byte> rounded;
+  std::vector<float> values;
+  for (const Segment& segment : layout_.parameter_segments(parameter)) {
+    const View working = store_->working(segment.chunk), master = store_->master(segment.chunk);
+    if (working.data == master.data) continue;
+    rounded.resize(static_cast<std::size_t>(segment.count * size));
+    values.resize(static_cast<std::size_t>(segment.count));
+    wait_read(rounded.data(), working.slice({segment.chunk_offset * size}, {segment.count * size}));
+    cpu_work().widen({}, values.data(), rounded.data(), element_of(spec_.working), segment.count);
+    wait_write(master.slice({segment.chunk_offset * 4}, {segment.count * 4}), values.data());
+  }
+}
+
 void Runtime::read(StateRole role, std::int64_t parameter, float* values) {
   wait_all();
   const DType type = role.kind == StateRole::Kind::gradient ? spec_.gradient : DType::f32;
+  std::vector<std::byte> rounded;
   for (const Segment& segment : layout_.parameter_segments(parameter)) {
     const View part = part_of(*store_, role, segment);
     if (part.data == nullptr) continue;  // a virtual machine's
-    impl_->kernels.widen(values + segment.parameter_offset, part.data, element_of(type), segment.count);
+    rounded.resize(static_cast<std::size_t>(part.size.value));
+    wait_read(rounded.data(), part);
+    cpu_work().widen({}, values + segment.parameter_offset, rounded.data(), element_of(type), segment.count);
   }
 }
 
@@ -40,16 +86,12 @@ void Runtime::write(StateRole role, std::int64_t parameter, const float* values)
     if (gradient) note_gradient(segment);
     const View part = part_of(*store_, role, segment);
     if (part.data == nullptr) continue;  // a virtual machine's
-    if (type == DType::f32) {
-      std::copy_n(from, segment.count, part.as<float>());
-    } else {
-      impl_->kernels.narrow(part.data, element_of(type), from, segment.count);
-    }
+    wait_write_rounded(part, type, from);
     if (role.kind != StateRole::Kind::master) continue;
     const View working = store_->working(segment.chunk);
     if (working.data == store_->master(segment.chunk).data) continue;
-    impl_->kernels.narrow(working.data + segment.chunk_offset * size_of(spec_.working), element_of(spec_.working), from,
-                          segment.count);
+    const std::int64_t size = size_of(spec_.working);
+    wait_write_rounded(working.slice({segment.chunk_offset * size}, {segment.count * size}), spec_.working, from);
   }
 }
 
@@ -100,7 +142,14 @@ void Runtime::for_kept_views(const ChunkStore& store, const Visit& visit) const 
 
 void Runtime::release(const std::function<void(const void*, std::size_t)>& save, const std::function<void()>& saved) {
   wait_all();
-  for_kept_views(*store_, [&](const View& view) { save(view.data, static_cast<std::size_t>(view.size.value)); });
+  std::vector<std::byte> fetched;
+  for_kept_views(*store_, [&](const View& view) {
+    const auto bytes = static_cast<std::size_t>(view.size.value);
+    if (host_reads(view)) return save(view.data, bytes);
+    fetched.resize(bytes);
+    wait_read(fetched.data(), view);
+    save(fetched.data(), bytes);
+  });
   saved();
   store_.reset();
 }
@@ -109,7 +158,14 @@ void Runtime::restore(const std::function<void(void*, std::size_t)>& load) {
   check(released(), "only released state is restored");
   make_store(spec_);
   try {
-    for_kept_views(*store_, [&](const View& view) { load(view.data, static_cast<std::size_t>(view.size.value)); });
+    std::vector<std::byte> loaded;
+    for_kept_views(*store_, [&](const View& view) {
+      const auto bytes = static_cast<std::size_t>(view.size.value);
+      if (host_reads(view)) return load(view.data, bytes);
+      loaded.resize(bytes);
+      load(loaded.data(), bytes);
+      wait_write(view, loaded.data());
+    });
   } catch (...) {
     store_.reset();
     throw;

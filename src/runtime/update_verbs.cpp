@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cstring>
 #include <utility>
 
 #include "runtime/runtime_impl.h"
@@ -73,22 +72,20 @@ Ticket Runtime::update(std::int64_t chunk, StepScale scale) {
   std::byte* copy = working_copy_target(chunk);
   if (copy == nullptr) rounded.clear();
   const kernels::Element copy_type = copy == nullptr ? kernels::Element::none : element_of(spec_.working);
-  ThreadTeam& team = on_device(at.master) ? machine_.device_team() : machine_.cpu_team();
-  auto body = [this, &team, copy, copy_type, size = size_of(spec_.working), gradient_type = spec_.gradient,
-               items = std::move(items), rules = std::move(rules), rounded = std::move(rounded),
-               p = store_->master(chunk).as<float>(), m = store_->optimizer_state(chunk, 0).as<float>(),
-               v = store_->optimizer_state(chunk, 1).as<float>(), g = store_->gradient(chunk).data](StreamRef) {
+  auto body = [place = workplace(machine_, at.master), copy, copy_type, size = size_of(spec_.working),
+               gradient_type = spec_.gradient, items = std::move(items), rules = std::move(rules),
+               rounded = std::move(rounded), p = store_->master(chunk).as<float>(),
+               m = store_->optimizer_state(chunk, 0).as<float>(), v = store_->optimizer_state(chunk, 1).as<float>(),
+               g = store_->gradient(chunk).data](StreamRef stream) {
     for (const RuleItem& item : rules) (*item.rule)(item.arrays);
-    for_slices(team, items, [&](const UpdateItem& item, std::int64_t begin, std::int64_t n, std::int64_t) {
-      const kernels::KeepDenormals keep;
+    for_slices(place.team, items, [&](const UpdateItem& item, std::int64_t begin, std::int64_t n, std::int64_t) {
       const std::int64_t i = item.segment->chunk_offset + begin;
-      impl_->kernels.adam(item.scalars, p + i, m + i, v + i, g + i * size_of(gradient_type), element_of(gradient_type),
-                          copy == nullptr ? nullptr : copy + i * size, copy_type, n);
+      place.work.adam(stream, item.scalars, p + i, m + i, v + i, g + i * size_of(gradient_type),
+                      element_of(gradient_type), copy == nullptr ? nullptr : copy + i * size, copy_type, n);
     });
-    for_slices(team, rounded, [&](const UpdateItem& item, std::int64_t begin, std::int64_t n, std::int64_t) {
-      const kernels::KeepDenormals keep;
+    for_slices(place.team, rounded, [&](const UpdateItem& item, std::int64_t begin, std::int64_t n, std::int64_t) {
       const std::int64_t i = item.segment->chunk_offset + begin;
-      impl_->kernels.narrow(copy + i * size, copy_type, p + i, n);
+      place.work.narrow(stream, copy + i * size, copy_type, p + i, n);
     });
   };
   if (upload_slot_ != nullptr) after.push_back(upload_slot_->free);
@@ -104,12 +101,12 @@ Ticket Runtime::copy_up(std::int64_t chunk, Ticket updated) {
   Slot* const slot = std::exchange(upload_slot_, nullptr);
   auto segments = updated_segments(chunk);
   const auto bytes = static_cast<double>(elements(segments) * size);
-  auto body = [size, to = store_->working(chunk).data,
+  auto body = [&work = machine_.device_work(), size, to = store_->working(chunk).data,
                from = slot == nullptr ? store_->master(chunk).data : slot->view.data,
-               list = std::move(segments)](StreamRef) {
+               list = std::move(segments)](StreamRef stream) {
     for (const Segment* segment : list) {
       const std::int64_t offset = segment->chunk_offset * size;
-      std::memcpy(to + offset, from + offset, static_cast<std::size_t>(segment->count * size));
+      work.copy(stream, to + offset, from + offset, {segment->count * size});
     }
   };
   // Compute so far may still read the old values.

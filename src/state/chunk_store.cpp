@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "spillway/state/chunk_store.h"
 
+#include <algorithm>
 #include <functional>
 
 #include "spillway/core/error.h"
@@ -24,6 +25,15 @@ class StateWalker {
   }
   View slot(Tier tier) const {
     return place(tier, MemoryUse::staging, {layout.chunk_elements() * size_of(spec.working)});
+  }
+
+  View grain_sums(Tier tier) const {
+    const bool needed =
+        !spec.host_reads_device && std::any_of(spec.placement.begin(), spec.placement.end(),
+                                               [](const auto& at) { return at.gradient == Tier::device; });
+    if (!needed) return {};
+    constexpr auto kBytes = static_cast<std::int64_t>(sizeof(double));
+    return place(tier, MemoryUse::staging, {layout.padded_elements() / kGrainElements * kBytes});
   }
 
   /// The arrays of all chunks, role by role: visit(chunk, use, k, view).
@@ -70,6 +80,8 @@ MemoryPlan plan_state(const Layout& layout, const StateSpec& spec) {
   walk.working();
   walk.frozen();
   walk.roles([](std::size_t, MemoryUse, std::int64_t, const View&) {});
+  walk.grain_sums(Tier::device);
+  walk.grain_sums(Tier::pinned);
   for (std::int64_t i = 0; i < spec.device_slots; ++i) walk.slot(Tier::device);
   for (std::int64_t i = 0; i < spec.pinned_slots + spec.upload_slots; ++i) walk.slot(Tier::pinned);
   return plan;
@@ -99,6 +111,8 @@ ChunkStore::ChunkStore(const Layout& layout, StateSpec spec, StatePools pools)
                                                : roles.states[static_cast<std::size_t>(k)];
     role = view;
   });
+  device_sums_ = walk.grain_sums(Tier::device);
+  host_sums_ = walk.grain_sums(Tier::pinned);
   for (std::int64_t i = 0; i < spec_.device_slots; ++i) device_slots_.push_back({walk.slot(Tier::device)});
   for (std::int64_t i = 0; i < spec_.pinned_slots; ++i) pinned_slots_.push_back({walk.slot(Tier::pinned)});
   for (std::int64_t i = 0; i < spec_.upload_slots; ++i) upload_slots_.push_back({walk.slot(Tier::pinned)});

@@ -168,21 +168,31 @@ TEST(CudaConversions, EqualTheCpuKernels) {
     for (std::int64_t offset : {0, 1, 3}) {
       const auto count = static_cast<std::int64_t>(problem.size()) - offset;
       const void* from = source.at(static_cast<std::size_t>(offset));
-      for (bool adds : {false, true}) {
-        std::vector<float> expected = problem.p, actual = problem.p;
-        (adds ? cpu.accumulate : cpu.widen)(expected.data(), from, type, count);
-        const cuda::Shares shares = cuda::share_out(count, {{actual.data(), 4}, {from, cuda::element_bytes(type)}});
-        const cuda::WidenBody body{actual.data(), from, type, adds};
-        launch(33, [&](cuda::Turn turn) { cuda::for_shares(shares, turn, body); });
-        EXPECT_TRUE(same_bits(actual, expected));
-      }
+      std::vector<float> expected = problem.p, actual = problem.p;
+      const cuda::Shares both = cuda::share_out(count, {{actual.data(), 4}, {from, cuda::element_bytes(type)}});
+      cpu.accumulate(expected.data(), from, type, count);
+      const cuda::AccumulateBody sum{actual.data(), Element::f32, from, type};
+      launch(33, [&](cuda::Turn turn) { cuda::for_shares(both, turn, sum); });
+      EXPECT_TRUE(same_bits(actual, expected));
+      cpu.widen(expected.data(), from, type, count);
+      const cuda::WidenBody wide{actual.data(), from, type};
+      launch(33, [&](cuda::Turn turn) { cuda::for_shares(both, turn, wide); });
+      EXPECT_TRUE(same_bits(actual, expected));
       if (type == Element::f32) continue;
-      std::vector<std::uint16_t> expected(problem.size()), actual(problem.size());
-      cpu.narrow(expected.data() + offset, type, problem.p.data(), count);
-      const cuda::Shares shares = cuda::share_out(count, {{actual.data() + offset, 2}, {problem.p.data(), 4}});
-      const cuda::NarrowBody body{actual.data() + offset, type, problem.p.data()};
+      std::vector<std::uint16_t> rounded(problem.size()), narrowed(problem.size());
+      cpu.narrow(rounded.data() + offset, type, problem.p.data(), count);
+      const cuda::Shares shares = cuda::share_out(count, {{narrowed.data() + offset, 2}, {problem.p.data(), 4}});
+      const cuda::NarrowBody body{narrowed.data() + offset, type, problem.p.data()};
       launch(33, [&](cuda::Turn turn) { cuda::for_shares(shares, turn, body); });
-      EXPECT_TRUE(same_bits(actual, expected, type));
+      EXPECT_TRUE(same_bits(narrowed, rounded, type));
+      // A sum kept in 16 bits: widened, added, rounded.
+      std::vector<float> sums(problem.size());
+      cpu.widen(sums.data(), rounded.data() + offset, type, count);
+      cpu.accumulate(sums.data(), from, type, count);
+      cpu.narrow(rounded.data() + offset, type, sums.data(), count);
+      const cuda::AccumulateBody half{narrowed.data() + offset, type, from, type};
+      launch(33, [&](cuda::Turn turn) { cuda::for_shares(shares, turn, half); });
+      EXPECT_TRUE(same_bits(narrowed, rounded, type));
     }
   }
 }
@@ -190,9 +200,11 @@ TEST(CudaConversions, EqualTheCpuKernels) {
 // ---- norm -----------------------------------------------------------------------------------------------------------
 
 // A warp's exchange: thread j gets what thread j + width has, and itself where there is none.
-double warp_sum(const float* values, std::int64_t count) {
+double warp_sum(const test::Typed& values, std::int64_t begin, std::int64_t count) {
   double lanes[cuda::kWarp];
-  for (std::int64_t j = 0; j < cuda::kWarp; ++j) lanes[j] = cuda::partial_square_sum(values, count, j);
+  for (std::int64_t j = 0; j < cuda::kWarp; ++j) {
+    lanes[j] = cuda::partial_square_sum(values.data(), values.type, begin, count, j);
+  }
   for (std::int64_t width = cuda::kWarp / 2; width > 0; width /= 2) {
     double next[cuda::kWarp];
     for (std::int64_t j = 0; j < cuda::kWarp; ++j) next[j] = lanes[j] + lanes[j + width < cuda::kWarp ? j + width : j];
@@ -203,14 +215,17 @@ double warp_sum(const float* values, std::int64_t count) {
 
 TEST(CudaSquareSums, EqualTheCpuKernels) {
   for (const test::Problem& problem : {test::ordinary_problem(5000, 5), test::wild_problem(5000, 6)}) {
-    for (std::int64_t count : kLengths) {
-      std::vector<double> expected(static_cast<std::size_t>(cuda::grains_of(count))), actual(expected.size());
-      cpu_kernels().grain_square_sums(expected.data(), problem.g.data(), count);
-      for (std::size_t i = 0; i < actual.size(); ++i) {
-        const auto grain = static_cast<std::int64_t>(i);
-        actual[i] = warp_sum(problem.g.data() + grain * kGrain, cuda::grain_size(count, grain));
+    for (Element type : test::kGradientTypes) {
+      const test::Typed values = test::round_to(type, problem.g);
+      for (std::int64_t count : kLengths) {
+        std::vector<double> expected(static_cast<std::size_t>(cuda::grains_of(count))), actual(expected.size());
+        cpu_kernels().grain_square_sums(expected.data(), values.wide.data(), count);
+        for (std::size_t i = 0; i < actual.size(); ++i) {
+          const auto grain = static_cast<std::int64_t>(i);
+          actual[i] = warp_sum(values, grain * kGrain, cuda::grain_size(count, grain));
+        }
+        EXPECT_TRUE(same_bits(actual, expected)) << count;
       }
-      EXPECT_TRUE(same_bits(actual, expected)) << count;
     }
   }
 }

@@ -122,8 +122,8 @@ struct ThreadDevice::Impl {
       if (error) return;
       late = delay;
     }
-    if (late) late();
     try {
+      if (late) late();
       work();
     } catch (...) {
       const std::scoped_lock lock(mutex);

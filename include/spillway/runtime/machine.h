@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "spillway/core/config.h"
@@ -20,7 +21,12 @@ struct MachineOptions {
   int threads = 1;                   // of the CPU optimizer
   std::int64_t trace_events = 0;     // kept for a timeline; 0: totals only
   OpDelay delay;                     // called around every op, for tests of races; may be empty
+  /// CUDA only: the stream that the framework's work of the calling thread goes to; its null stream is meant by an
+  /// empty reference. Not given: a stream of the machine's own.
+  std::function<StreamRef()> current_stream = {};
 };
+
+class DeviceWork;
 
 /// The one thing that knows what is real: it makes pools and lanes.
 /// Owns: its lanes, ledgers and trace. Threads: one at a time, but for what its parts say.
@@ -37,6 +43,10 @@ class Machine {
   virtual ThreadTeam& cpu_team() = 0;
   /// The team that does the work of device kernels on the emulated device: used inside compute ops only.
   virtual ThreadTeam& device_team() = 0;
+  /// What bodies of compute ops, and of copies, do their work with. Here: the processor's kernels, on host addresses.
+  virtual const DeviceWork& device_work() const;
+  /// Whether device memory has addresses that the host reads and writes.
+  virtual bool host_reads_device() const { return true; }
 
   /// Shared, since memory that a framework keeps may outlive the machine.
   virtual std::shared_ptr<MemoryLedger> ledger(Tier tier) = 0;
@@ -55,6 +65,13 @@ class Machine {
 /// A device imitated in ordinary memory: capacity enforced, copies asynchronous and full duplex, asleep for the link's
 /// time. Throws: InvalidArgument for impossible options.
 std::unique_ptr<Machine> make_emulated_machine(MachineOptions options);
+
+/// GPU number DeviceConfig::ordinal, with streams of its own for each direction.
+/// Throws: InvalidArgument in a build without CUDA, or where there is no usable GPU, with what was found.
+std::unique_ptr<Machine> make_cuda_machine(const MachineOptions& options);
+
+/// The one that `options.device` names. Throws: as that one.
+std::unique_ptr<Machine> make_machine(MachineOptions options);
 
 /// Cores this process may use: its affinity, and a container's CPU limit. At least one.
 int available_cores();

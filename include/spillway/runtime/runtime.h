@@ -152,6 +152,11 @@ class Runtime {
     parameters_[static_cast<std::size_t>(parameter)].updates = updates;
   }
 
+  /// Copies state to and from host memory, wherever it is, after what compute was given. Others must not write it at
+  /// the same time: wait_all() comes first. Blocks: until it is copied.
+  void wait_read(void* to, const View& from);
+  void wait_write(const View& to, const void* from);
+
   // ---- reading and setting whole states -----------------------------------------------------------------------------
   /// Copies a parameter's state out, as fp32; gradients as accumulated, before any factor. Shapes: [numel]. Blocks: as
   /// wait_all.
@@ -185,6 +190,15 @@ class Runtime {
   };
   struct Impl;
 
+  struct NormItem;
+  using OpBody = std::function<void(StreamRef)>;
+  OpBody norm_on_device(std::int64_t chunk, std::vector<NormItem> items);
+  OpBody norm_on_host(std::int64_t chunk, bool device, std::vector<NormItem> items);
+  /// Fetches the grain sums of gradients on a device that the host cannot read. Blocks: until they are here.
+  void wait_device_sums();
+  void wait_copy(void* to, const void* from, Bytes bytes);
+  void wait_write_rounded(const View& to, DType type, const float* values);
+  bool host_reads(const View& view) const { return view.tier != Tier::device || machine_.host_reads_device(); }
   /// Where update() writes a chunk's rounded working copy: null in fp32. Takes the next upload slot if one is needed.
   std::byte* working_copy_target(std::int64_t chunk);
   /// Bytes that adding one element to its sum moves.

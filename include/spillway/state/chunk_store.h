@@ -36,6 +36,9 @@ struct StateSpec {
   /// Parameters that are not trained (padded elements): kept on the device, without states.
   std::int64_t frozen_elements = 0;
 
+  /// Where it cannot, the norm's grain sums of gradients on the device are kept there, and fetched into pinned memory.
+  bool host_reads_device = true;
+
   /// An fp32 master on the device is the working parameter itself.
   bool master_is_working(Tier master) const { return working == DType::f32 && master == Tier::device; }
 };
@@ -85,6 +88,10 @@ class ChunkStore {
   const View& optimizer_state(std::int64_t chunk, std::int64_t k) const {
     return roles_[static_cast<std::size_t>(chunk)].states[static_cast<std::size_t>(k)];
   }
+  /// The square sums of all grains of the flattened parameters, on the device and fetched to the host; empty where
+  /// nobody needs them. Shapes: [grains] fp64 each.
+  const View& device_sums() const { return device_sums_; }
+  const View& host_sums() const { return host_sums_; }
   /// Shapes: [chunk_elements] of the working type.
   const std::vector<StagingSlot>& device_slots() const { return device_slots_; }
   const std::vector<StagingSlot>& pinned_slots() const { return pinned_slots_; }
@@ -99,7 +106,7 @@ class ChunkStore {
   const Layout& layout_;
   const StateSpec spec_;
   StatePools pools_;
-  View working_, frozen_;
+  View working_, frozen_, device_sums_, host_sums_;
   std::vector<Roles> roles_;
   std::vector<StagingSlot> device_slots_, pinned_slots_, upload_slots_;
 };
