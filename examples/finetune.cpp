@@ -4,8 +4,10 @@
 //
 //   finetune --model FOLDER --data train.bin --output out --steps 200 --device-memory 8GiB
 //   finetune --init config.json --data rows.safetensors --output out --epochs 1 --preset resident
+//   finetune --model FOLDER --data train.bin --output adapter --steps 200 --lora-rank 8
 //
-// Prints progress, writes one JSON object a step to --log, and leaves a Hugging Face folder in --output.
+// Prints progress, writes one JSON object a step to --log, and leaves a Hugging Face folder in --output; with adapters
+// a PEFT folder, or with --lora-merge a Hugging Face folder again.
 #include "finetune.h"
 
 #include <CLI/CLI.hpp>
@@ -296,6 +298,7 @@ int dry_run(const Options& o) {
 }
 
 int run(const Options& o) {
+  finetune::check_lora_flags(o);
   if (o.dry_run) return dry_run(o);
   spillway::require(!o.data.empty() && !o.output.empty(), "--data and --output are needed (all but --dry-run)");
   const spillway::ModelConfig shape = load_shape(o);
@@ -309,11 +312,14 @@ int run(const Options& o) {
   const Config config = make_config(o, data.rows(), steps);
   // Before weights are read and outputs are made: whether it fits.
   const spillway::Bytes activations = finetune::activations_of(shape, config, o, data.length());
-  spillway::check_fits(spillway::plan_run(spillway::planned_parameters(shape, config), config, activations), config);
+  spillway::check_fits(spillway::plan_run(spillway::planned_parameters(shape, config, finetune::lora_options(o.lora)),
+                                          config, activations),
+                       config);
   probe_outputs(o);
 
   const auto model = o.init.empty() ? spillway::load_causal_lm(o.model) : spillway::make_causal_lm(shape, o.seed);
   model->set_dropout_seed(o.seed);
+  finetune::add_adapters(*model, o);
   spillway::Engine engine(*model, config, {.trace_events = o.trace.empty() ? 0 : 1 << 20, .activations = activations});
   spillway::DataLoader loader(data, model->config().vocabulary, {o.batch_size, !o.no_shuffle, o.seed});
   finetune::Checkpoints checkpoints(o, engine, loader);
@@ -342,11 +348,7 @@ int run(const Options& o) {
   }
   engine.wait_parameters();
   print_evaluation("after training", *model, eval_data, o);
-  spillway::save_causal_lm(
-      *model, o.output, {.source_folder = o.model, .dtype = config.precision, .weights = [&](const std::string& name) {
-                           return engine.weight(name);
-                         }});
-  std::printf("saved to %s\n", o.output.c_str());
+  finetune::save_trained(*model, engine, o);
   print_generation(*model, eval_data ? *eval_data : data, o);
   std::printf("%s", spillway::describe(engine.summary()).c_str());
   if (!o.trace.empty()) engine.write_trace(o.trace);
@@ -361,6 +363,7 @@ int main(int argc, char** argv) {
   add_model_and_data_flags(app, options);
   add_training_flags(app, options);
   add_offload_flags(app, options);
+  finetune::add_lora_flags(app, options.lora);
   try {
     app.parse(argc, argv);
     return run(options);

@@ -9,11 +9,31 @@
 
 #include "spillway/core/config.h"
 #include "spillway/core/units.h"
+#include "spillway/state/lora_options.h"
 #include "spillway/state/model_config.h"
 #include "spillway/train/data_loader.h"
 #include "spillway/train/engine.h"
 
+namespace CLI {
+class App;
+}
+namespace spillway {
+class CausalLM;
+class Engine;
+}  // namespace spillway
+
 namespace finetune {
+
+struct LoraFlags {
+  std::int64_t rank = 0;
+  std::optional<double> alpha;
+  double dropout = 0;
+  std::vector<std::string> targets;
+  std::string adapter;
+  bool merge = false;
+
+  bool any() const { return rank > 0 || !adapter.empty(); }
+};
 
 /// The command line, as given.
 struct Options {
@@ -33,7 +53,18 @@ struct Options {
   std::int64_t save_every = 0, keep = 2;
   bool resume = false;
   bool no_shuffle = false, recompute = false, low_memory_accumulation = false, dry_run = false;
+  LoraFlags lora;
 };
+
+void add_lora_flags(CLI::App& app, LoraFlags& flags);
+/// Throws: InvalidArgument where the flags do not go together.
+void check_lora_flags(const Options& options);
+/// What the flags ask for; empty where they ask for no adapters.
+std::optional<spillway::LoraOptions> lora_options(const LoraFlags& flags);
+/// Adds what the flags ask for: new adapters, or saved ones.
+void add_adapters(spillway::CausalLM& model, const Options& options);
+/// Saves the adapters, or the whole model where there are none or they are merged.
+void save_trained(const spillway::CausalLM& model, spillway::Engine& engine, const Options& options);
 
 /// What a run holds on the device beside its states, known from the model's shape alone: training, and evaluation and
 /// generation where asked for. `length`: tokens of a row.

@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "finetune.h"
+#include "spillway/models/lora.h"
 #include "spillway/plan/run_plan.h"
 #include "spillway/train/activations.h"
 
@@ -15,6 +16,7 @@ using spillway::Config;
 spillway::Bytes activations_of(const spillway::ModelConfig& shape, const Config& config, const Options& o,
                                std::int64_t length) {
   const auto model = spillway::meta_causal_lm(shape, config.precision);
+  if (const auto options = lora_options(o.lora)) spillway::add_lora(*model, *options, o.seed);
   spillway::Bytes most = spillway::profile_activations(*model, config, {o.batch_size, length});
   if (!o.eval_data.empty()) most = std::max(most, spillway::profile_evaluation(*model, {o.batch_size, length}));
   if (o.generate > 0) {
@@ -25,7 +27,7 @@ spillway::Bytes activations_of(const spillway::ModelConfig& shape, const Config&
 }
 
 int print_dry_run(const spillway::ModelConfig& shape, const Config& config, const Options& o, std::int64_t length) {
-  const auto parameters = spillway::planned_parameters(shape, config);
+  const auto parameters = spillway::planned_parameters(shape, config, lora_options(o.lora));
   const spillway::RunPlan plan = spillway::plan_run(parameters, config, activations_of(shape, config, o, length));
   std::printf("%s, %s, %lld x %lld tokens a micro-batch, schedule %s, %zu chunks of %lld elements\n",
               std::string(to_string(shape.family)).c_str(), std::string(to_string(config.precision)).c_str(),

@@ -92,6 +92,7 @@ void CausalLM::name_blocks() {
 }
 
 bool CausalLM::uses_dropout() const {
+  if (lora_ && lora_->dropout > 0) return true;
   return config_.embedding_dropout > 0 || config_.attention_dropout > 0 || config_.residual_dropout > 0;
 }
 

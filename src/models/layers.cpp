@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "models/layers.h"
 
+#include <utility>
+
 #include "models/meta.h"
 #include "spillway/core/error.h"
 
@@ -12,6 +14,32 @@ Dense::Dense(std::int64_t in, std::int64_t out, bool with_bias, WeightLayout lay
   const bool out_in = layout == WeightLayout::out_in;
   weight = register_parameter("weight", at::empty({out_in ? out : in, out_in ? in : out}, options));
   if (with_bias) bias = register_parameter("bias", at::empty({out}, options));
+}
+
+torch::Tensor Dense::forward(const torch::Tensor& x) const {
+  const torch::Tensor plain = linear(x, weight, bias, layout_);
+  if (!has_adapter()) return plain;
+  const torch::Tensor kept = adapter_.generator->apply(x, adapter_.dropout, is_training());
+  return plain + lora_b_->forward(lora_a_->forward(kept)) * adapter_.scaling;
+}
+
+void Dense::add_adapter(std::int64_t rank, AdapterSettings settings) {
+  const bool out_in = layout_ == WeightLayout::out_in;
+  const std::int64_t in = weight.size(out_in ? 1 : 0), out = weight.size(out_in ? 0 : 1);
+  const torch::TensorOptions options = weight.options().requires_grad(false);
+  const auto add = [&](const char* name, std::int64_t from, std::int64_t to) {
+    return register_module(name, std::make_shared<Dense>(from, to, false, WeightLayout::out_in, options));
+  };
+  lora_a_ = add("lora_A", in, rank);
+  lora_b_ = add("lora_B", rank, out);
+  adapter_ = std::move(settings);
+}
+
+void Dense::remove_adapter() {
+  unregister_module("lora_A");
+  unregister_module("lora_B");
+  lora_a_ = lora_b_ = nullptr;
+  adapter_ = {};
 }
 
 Embedding::Embedding(std::int64_t rows, std::int64_t width, const torch::TensorOptions& options,

@@ -4,9 +4,11 @@
 #include <torch/torch.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 
 #include "models/arithmetic.h"
+#include "models/dropout.h"
 #include "spillway/state/model_config.h"
 
 namespace spillway {
@@ -14,16 +16,32 @@ namespace spillway {
 // The leaves of all models. Their parameters are allocated and not initialised: what fills them (random numbers, a
 // file) touches the memory first.
 
-/// A linear layer with parameters `weight` and, where asked for, `bias`.
+/// How an adapter acts: scaling x B A dropout(x) is added to what its layer computes.
+struct AdapterSettings {
+  double scaling = 1;
+  double dropout = 0;
+  std::shared_ptr<DropoutGenerator> generator;
+};
+
+/// A linear layer with parameters `weight` and, where asked for, `bias`; with an adapter also `lora_A.weight`
+/// [rank, in] and `lora_B.weight` [out, rank].
 class Dense : public torch::nn::Module {
  public:
   Dense(std::int64_t in, std::int64_t out, bool bias, WeightLayout layout, const torch::TensorOptions& options);
-  torch::Tensor forward(const torch::Tensor& x) const { return linear(x, weight, bias, layout_); }
+  torch::Tensor forward(const torch::Tensor& x) const;
+
+  /// Adds an adapter of the weight's type, not initialised.
+  void add_adapter(std::int64_t rank, AdapterSettings settings);
+  void remove_adapter();
+  bool has_adapter() const { return lora_a_ != nullptr; }
+  WeightLayout layout() const { return layout_; }
 
   torch::Tensor weight, bias;
 
  private:
   WeightLayout layout_;
+  AdapterSettings adapter_;
+  std::shared_ptr<Dense> lora_a_, lora_b_;
 };
 
 /// A table of vectors with parameter `weight` [rows, width]. Looking up the row `padding` gives it no gradient.

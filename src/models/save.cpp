@@ -5,10 +5,14 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <sstream>
+#include <utility>
 
 #include "formats/atomic_file.h"
 #include "models/config_json.h"
+#include "models/lora_editor.h"
+#include "models/parameter_values.h"
 #include "models/scalar_type.h"
 #include "spillway/core/error.h"
 #include "spillway/formats/safetensors.h"
@@ -59,36 +63,22 @@ void copy_companions(const fs::path& source, const fs::path& folder) {
   }
 }
 
-bool is_resident(const torch::Tensor& tensor) {
-  return tensor.numel() == 0 || (tensor.storage().data() != nullptr && tensor.storage().nbytes() >= tensor.nbytes());
-}
-
-void fill(const torch::Tensor& values, const std::string& name, at::IntArrayRef shape, DType dtype,
-          std::span<std::byte> target) {
-  require(values.sizes() == shape, fmt::format("The weights given for {} have shape {}, the parameter has {}.", name,
-                                               c10::str(values.sizes()), c10::str(shape)));
-  const torch::Tensor host = values.detach().to(torch::kCPU).contiguous();
-  const std::span source(static_cast<const std::byte*>(host.data_ptr()), host.nbytes());
-  convert_elements(from_scalar_type(host.scalar_type()), source, dtype, target, host.numel());
-}
-
-std::vector<TensorSource> tensor_sources(const CausalLM& model, DType dtype, const SaveOptions& options) {
+// `values` outlives the sources. Adapters are merged into their weights, never written themselves.
+std::vector<TensorSource> tensor_sources(const CausalLM& model, DType dtype, const ParameterValues& values) {
+  const WeightLayout layout = model.config().family == ModelFamily::gpt2 ? WeightLayout::in_out : WeightLayout::out_in;
   std::vector<TensorSource> sources;
-  for (const auto& item : model.named_parameters()) {
-    const std::string& name = item.key();
-    const torch::Tensor parameter = item.value();
-    if (!options.weights && !is_resident(parameter)) {
-      throw StateError(
-          fmt::format("The model cannot be saved: the memory of {} is released. Save through the engine "
-                      "that holds its weights, or pass SaveOptions::weights.",
-                      name));
+  for (const std::string& name : values.names()) {
+    values.require_readable(name);
+    if (is_adapter(name)) continue;
+    std::function<torch::Tensor()> read = [&values, name] { return values.read(name); };
+    const std::string module = name.substr(0, name.rfind('.'));
+    const std::string a = fmt::format("{}{}", module, kLoraA), b = fmt::format("{}{}", module, kLoraB);
+    if (name.ends_with(".weight") && values.contains(a)) {
+      read = [&values, name, a, b, layout, scaling = model.lora()->scaling()] {
+        return merged_weight(values.read(name), values.read(a), values.read(b), scaling, layout);
+      };
     }
-    sources.push_back({.name = name,
-                       .dtype = dtype,
-                       .shape = parameter.sizes().vec(),
-                       .fill = [name, parameter, dtype, weights = options.weights](std::span<std::byte> target) {
-                         fill(weights ? weights(name) : parameter, name, parameter.sizes(), dtype, target);
-                       }});
+    sources.push_back(tensor_source(name, values.shape(name), dtype, std::move(read)));
   }
   return sources;
 }
@@ -98,8 +88,12 @@ std::vector<TensorSource> tensor_sources(const CausalLM& model, DType dtype, con
 void save_causal_lm(const CausalLM& model, const fs::path& folder, const SaveOptions& options) {
   const DType dtype = options.dtype.value_or(from_scalar_type(model.parameters().front().scalar_type()));
   to_scalar_type(dtype);  // refuses what is not a type of models
+  require(!model.lora() || options.merge_lora,
+          "The model has LoRA adapters: save_lora writes these alone, as a PEFT folder; SaveOptions::merge_lora writes "
+          "the plain model that computes the same.");
   const std::string config = config_text(model, options.source_folder, dtype);
-  write_safetensors_folder(folder, tensor_sources(model, dtype, options), options.max_shard);
+  const ParameterValues values(model, options.weights);
+  write_safetensors_folder(folder, tensor_sources(model, dtype, values), options.max_shard);
   write_text(folder / "config.json", config);
   copy_companions(options.source_folder, folder);
 }

@@ -4,12 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "spillway/core/error.h"
+#include "spillway/models/lora.h"
 #include "spillway/train/engine.h"
 #include "support/bits.h"
 #include "train/training_runs.h"
@@ -20,7 +22,7 @@ namespace {
 using test::same_bits;
 using test::tiny_config;
 
-enum class Parts { plain, tied, frozen, unused };
+enum class Parts { plain, tied, frozen, unused, lora };
 enum class Injected { nothing, infinity_at_step_3, nan_at_step_5 };
 
 /// A net small enough for thousands of runs: embedding, two gated blocks, a head that may be the embedding.
@@ -58,6 +60,39 @@ struct Net : torch::nn::Module {
   torch::nn::Linear head{nullptr};
 };
 
+/// What a cell trains: a module, its logits of some tokens, and a scalar that poisons a gradient.
+struct Subject {
+  std::shared_ptr<torch::nn::Module> module;
+  std::function<torch::Tensor(Engine& engine, const torch::Tensor& tokens, bool use_spare)> logits;
+  std::function<torch::Tensor()> poison;
+};
+
+Subject make_subject(Parts parts) {
+  if (parts != Parts::lora) {
+    const auto net = std::make_shared<Net>(parts);
+    return {net,
+            [net](Engine& engine, const torch::Tensor& tokens, bool use_spare) {
+              return net->forward(engine, tokens, use_spare);
+            },
+            [net] { return net->second->bias.slice(0, 2, 3).sum(); }};
+  }
+  ModelConfig shape = test::tiny_llama(true)->config();
+  shape.layers = 1;
+  shape.hidden = 16;
+  shape.intermediate = 24;
+  shape.heads = shape.kv_heads = 2;
+  const auto model = make_causal_lm(shape, 8);
+  add_lora(*model, {.rank = 3, .dropout = 0.1, .targets = {"all-linear"}}, 9);
+  model->set_dropout_seed(10);
+  model->train();
+  return {
+      model,
+      [model](Engine&, const torch::Tensor& tokens, bool) {
+        return model->forward(tokens.unsqueeze(0)).squeeze(0).to(torch::kFloat);
+      },
+      [model] { return model->named_parameters()["model.layers.0.mlp.up_proj.lora_B.weight"].slice(0, 2, 3).sum(); }};
+}
+
 struct Cell {
   DType precision = DType::f32;
   std::int64_t micro_batches = 1;  // of three, the second has weight 0
@@ -80,23 +115,22 @@ double injection(const Cell& cell, std::int64_t step) {
 
 Ending train(const Cell& cell, const std::string& schedule, std::int64_t chunk, int threads) {
   torch::manual_seed(21);
-  Net net(cell.parts);
+  const Subject subject = make_subject(cell.parts);
   Config config = tiny_config(schedule, cell.clip, chunk, threads);
   config.precision = cell.precision;
   config.loss_scale = {.initial = 1024, .growth_interval = 6};
   Ending out;
   EngineOptions quiet;
   quiet.log = [](LogLevel, const std::string&) {};
-  Engine engine(net, config, quiet);
+  Engine engine(*subject.module, config, quiet);
   for (std::int64_t step = 1; step <= 20; ++step) {
     for (std::int64_t m = 0; m < cell.micro_batches; ++m) {
       const torch::Tensor tokens = (torch::arange(10) * (step % 4 + 1) + m * 3) % 32;
       const bool use_spare = cell.parts != Parts::unused || (step + m) % 3 == 1;
       torch::Tensor loss =
-          torch::nn::functional::cross_entropy(net.forward(engine, tokens, use_spare), (tokens + step) % 32);
+          torch::nn::functional::cross_entropy(subject.logits(engine, tokens, use_spare), (tokens + step) % 32);
       out.losses.push_back(loss.item<double>());
-      if (const double bad = injection(cell, step); bad != 0)
-        loss = loss + net.second->bias.slice(0, 2, 3).sum().to(torch::kFloat) * bad;
+      if (const double bad = injection(cell, step); bad != 0) loss = loss + subject.poison().to(torch::kFloat) * bad;
       const bool nothing = cell.micro_batches == 3 && m == 1;
       engine.backward(nothing ? loss * std::nan("") : loss,
                       {.weight = nothing ? 0.0 : 2.0 + static_cast<double>(m), .last = m + 1 == cell.micro_batches});
@@ -105,7 +139,7 @@ Ending train(const Cell& cell, const std::string& schedule, std::int64_t chunk, 
     out.statuses.push_back(result.status);
     out.norms.push_back(std::isfinite(result.grad_norm) ? result.grad_norm : -1);
   }
-  for (const auto& entry : net.named_parameters()) {
+  for (const auto& entry : subject.module->named_parameters()) {
     engine.wait_parameters();
     out.working[entry.key()] = entry.value().detach().clone();
     if (!entry.value().requires_grad()) continue;
@@ -137,7 +171,7 @@ TEST_P(Precision, ZeroOffloadEndsInTheBitsOfTheResidentRunInEveryCell) {
   int cells = 0;
   for (std::int64_t micro_batches : {1, 3}) {
     for (double clip : {0.0, 0.3}) {
-      for (Parts parts : {Parts::plain, Parts::tied, Parts::frozen, Parts::unused}) {
+      for (Parts parts : {Parts::plain, Parts::tied, Parts::frozen, Parts::unused, Parts::lora}) {
         for (Injected injected : {Injected::nothing, Injected::infinity_at_step_3, Injected::nan_at_step_5}) {
           const Cell cell{GetParam(), micro_batches, clip, parts, injected};
           const Ending expected = train(cell, "resident", 1 << 20, 1);
@@ -155,7 +189,7 @@ TEST_P(Precision, ZeroOffloadEndsInTheBitsOfTheResidentRunInEveryCell) {
       }
     }
   }
-  EXPECT_EQ(cells, 2 * 2 * 4 * 3 * 3 * 2);
+  EXPECT_EQ(cells, 2 * 2 * 5 * 3 * 3 * 2);
 }
 
 TEST_P(Precision, WorkingParametersAreTheirMastersRounded) {

@@ -13,6 +13,7 @@
 
 #include "spillway/core/dtype.h"
 #include "spillway/core/units.h"
+#include "spillway/state/lora_options.h"
 #include "spillway/state/model_config.h"
 
 namespace spillway {
@@ -35,6 +36,7 @@ struct Block {
 };
 
 class DropoutGenerator;
+class LoraEditor;
 
 /// A decoder-only language model made of layer blocks: the embedding, each layer, the final norm with the head.
 ///
@@ -58,6 +60,8 @@ class CausalLM : public torch::nn::Module {
   /// In the order in which forward runs them.
   const std::vector<Block>& blocks() const { return blocks_; }
   const ModelConfig& config() const { return config_; }
+  /// What the model's adapters were made with (lora.h); empty where it has none.
+  const std::optional<LoraOptions>& lora() const { return lora_; }
 
   /// Whether any dropout probability is above zero: where none is, the state below never moves.
   bool uses_dropout() const;
@@ -77,7 +81,10 @@ class CausalLM : public torch::nn::Module {
   const std::shared_ptr<DropoutGenerator>& dropout() const { return dropout_; }
 
  private:
+  friend class LoraEditor;
+
   ModelConfig config_;
+  std::optional<LoraOptions> lora_;
   std::vector<Block> blocks_;
   std::vector<std::shared_ptr<torch::nn::Module>> block_modules_;
   std::vector<BlockForward> forwards_;
@@ -116,12 +123,16 @@ struct SaveOptions {
   /// Where a parameter's values come from instead of the model: for weights that are elsewhere (a higher-precision
   /// copy, parameters that were released). Asked once a parameter, in order, when its turn to be written comes.
   std::function<torch::Tensor(const std::string& name)> weights{};
+  /// A model with adapters is written as the plain model that computes the same: each adapted weight W becomes
+  /// W + scaling B A, computed in fp32 and rounded once. The model stays as it is.
+  bool merge_lora = false;
 };
 
 /// Writes a folder that load_causal_lm and transformers read. A tied head is stored once, as the embedding.
 /// `folder` may be the source folder: nothing there is half-written at any time. One tensor is in memory at a time
-/// beside the model. Throws: InvalidArgument where the source's configuration is not the model's; StateError naming a
-/// parameter whose memory is released and no `weights` was given; FileError.
+/// beside the model. Throws: InvalidArgument where the source's configuration is not the model's, or the model has
+/// adapters and is not to be merged; StateError naming a parameter whose memory is released and no `weights` was given;
+/// FileError.
 void save_causal_lm(const CausalLM& model, const std::filesystem::path& folder, const SaveOptions& options = {});
 
 /// The element that is not a target.
