@@ -34,7 +34,7 @@ std::string processor_name() {
 
 std::unique_ptr<Machine> make_machine(const DeviceConfig& device, int threads) {
   require(device.kind == DeviceConfig::Kind::emulated,
-          "--device cuda: this build has no CUDA devices; use --device emulated, or a build for CUDA");
+          "--device cuda: so far the emulated device alone is measured; use --device emulated");
   MachineOptions options;
   options.device = device;
   options.threads = threads;
