@@ -29,10 +29,11 @@ Tensor plain_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, W
   return (bias.defined() ? at::addmm(bias, rows, weight) : at::mm(rows, weight)).view(shape);
 }
 
-// Saves the 16-bit tensors, not their widened copies: those live for one product only.
+// Saves the 16-bit tensors, not their widened copies: those live for one product only. The bias stands before the
+// weight, as in LibTorch's addmm, so that gradients become ready in one order in all types.
 struct WideLinear : torch::autograd::Function<WideLinear> {
-  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight,
-                        const std::optional<Tensor>& bias, bool out_in) {
+  static Tensor forward(AutogradContext* context, const Tensor& x, const std::optional<Tensor>& bias,
+                        const Tensor& weight, bool out_in) {
     context->save_for_backward({x, weight});
     context->saved_data["out_in"] = out_in;
     context->saved_data["bias"] = bias.has_value();
@@ -50,12 +51,12 @@ struct WideLinear : torch::autograd::Function<WideLinear> {
       const Tensor matrix = wide(weight);
       result[0] = at::mm(gradient, out_in ? matrix : matrix.t()).view(x.sizes()).to(x.scalar_type());
     }
-    if (context->needs_input_grad(1)) {
+    const bool bias = context->saved_data["bias"].toBool();
+    if (bias && context->needs_input_grad(1)) result[1] = gradient.sum(0).to(weight.scalar_type());
+    if (context->needs_input_grad(bias ? 2 : 1)) {  // counts tensors alone
       const Tensor rows = rows_of(wide(x));
-      result[1] = (out_in ? at::mm(gradient.t(), rows) : at::mm(rows.t(), gradient)).to(weight.scalar_type());
+      result[2] = (out_in ? at::mm(gradient.t(), rows) : at::mm(rows.t(), gradient)).to(weight.scalar_type());
     }
-    if (context->saved_data["bias"].toBool() && context->needs_input_grad(2))
-      result[2] = gradient.sum(0).to(weight.scalar_type());
     return result;
   }
 };
@@ -85,7 +86,7 @@ struct WideMatmul : torch::autograd::Function<WideMatmul> {
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias, WeightLayout layout) {
   if (!needs_widening(x)) return plain_linear(x, weight, bias, layout);
   const std::optional<Tensor> added = bias.defined() ? std::optional(bias) : std::nullopt;
-  return WideLinear::apply(x, weight, added, layout == WeightLayout::out_in);
+  return WideLinear::apply(x, added, weight, layout == WeightLayout::out_in);
 }
 
 Tensor batched_product(const Tensor& a, const Tensor& b) {

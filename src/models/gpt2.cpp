@@ -125,7 +125,8 @@ class Gpt2 : public CausalLM {
  private:
   Tensor embed(const Tensor& tokens) {
     // Positions are the first rows in order, so a view of the table does what a look-up would.
-    const Tensor hidden = wte_->forward(tokens) + wpe_->weight.narrow(0, 0, tokens.size(1));
+    const Tensor words = wte_->forward(tokens);
+    const Tensor hidden = words + wpe_->weight.narrow(0, 0, tokens.size(1));
     return dropout()->apply(hidden, config().embedding_dropout, is_training());
   }
 

@@ -72,7 +72,10 @@ class LlamaMlp : public torch::nn::Module {
   }
 
   Tensor forward(const Tensor& x) {
-    return down_proj_->forward(activate(activation_, gate_proj_->forward(x)) * up_proj_->forward(x));
+    // One after the other: the order in which a product's factors are computed is the compiler's, and with it would be
+    // that of the gradients.
+    const Tensor gate = activate(activation_, gate_proj_->forward(x));
+    return down_proj_->forward(gate * up_proj_->forward(x));
   }
 
  private:

@@ -23,12 +23,19 @@ std::size_t place_in_layer(std::string_view parameter) {
   return 0;
 }
 
+// Backward brings a layer norm's weight before its bias, and a linear layer's bias before its weight. Registered are
+// weights first.
+bool used_before_its_weight(std::string_view parameter) {
+  return parameter.find("ln_") != std::string_view::npos && parameter.ends_with(".bias");
+}
+
 std::vector<std::int64_t> order_of_use(const std::vector<ParameterShape>& shapes) {
   std::vector<std::int64_t> order(shapes.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::int64_t>(i);
   const auto key = [&](std::int64_t i) {
     const ParameterShape& shape = shapes[static_cast<std::size_t>(i)];
-    return std::tuple(shape.block, place_in_layer(shape.name), i);
+    const std::int64_t weight = 2 * (i - 1);  // the number that a bias's weight has here
+    return std::tuple(shape.block, place_in_layer(shape.name), used_before_its_weight(shape.name) ? weight - 1 : 2 * i);
   };
   std::sort(order.begin(), order.end(), [&](std::int64_t a, std::int64_t b) { return key(a) < key(b); });
   return order;

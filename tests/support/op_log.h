@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -86,7 +87,11 @@ inline std::size_t expect_same_ops(const OpGraph& recorded, OpLog& real) {
   for (std::size_t lane = 0; lane < recorded.lanes().size(); ++lane) {
     const std::string& name = recorded.lanes()[lane];
     const std::vector<LoggedOp> expected = ops_of(recorded, lane);
-    EXPECT_EQ(expected, real.ops(name)) << "lane " << name;
+    const std::vector<LoggedOp>& actual = real.ops(name);
+    EXPECT_EQ(expected.size(), actual.size()) << "lane " << name;
+    const auto [e, a] = std::mismatch(expected.begin(), expected.end(), actual.begin(), actual.end());
+    if (e != expected.end() && a != actual.end())
+      ADD_FAILURE() << "op " << e - expected.begin() << " of lane " << name << " is " << *a << ", recorded was " << *e;
     count += expected.size();
   }
   return count;
