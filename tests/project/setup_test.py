@@ -100,7 +100,7 @@ class Setup(ScriptStage):
         status, output, calls = self.run_setup(installed=PACKAGES[:-2], STUB_UID="1000")
         self.assertNotEqual(status, 0)
         self.assertEqual(calls, [])
-        self.assertIn("sudo apt-get install -y --no-install-recommends libcli11-dev liburing-dev\n", output)
+        self.assertIn("sudo apt-get install -y --no-install-recommends " + " ".join(PACKAGES[-2:]) + "\n", output)
 
     def test_without_a_package_manager_the_list_is_printed(self):
         (self.bin / "apt-get").unlink()
