@@ -78,12 +78,30 @@ if(SPILLWAY_LIBTORCH_FOUND)
   endif()
 endif()
 if(SPILLWAY_LIBTORCH_FOUND AND NOT TARGET spillway_libtorch)
+  # The CUDA runtime of LibTorch's wheel stands in a folder beside it: programs that also link the toolkit's find the
+  # wheel's first, so that one of the two, and the one LibTorch was tested with, ends up in the process.
+  set(_cuda_paths)
+  if(SPILLWAY_WITH_CUDA AND SPILLWAY_LIBTORCH_HAS_CUDA)
+    file(GLOB _cudart "${SPILLWAY_LIBTORCH_ROOT}/../nvidia/*/lib/libcudart.so*")
+    foreach(_file IN LISTS _cudart)
+      get_filename_component(_folder "${_file}" DIRECTORY)
+      get_filename_component(_folder "${_folder}" ABSOLUTE)
+      list(APPEND _cuda_paths "LINKER:-rpath,${_folder}")
+    endforeach()
+    list(REMOVE_DUPLICATES _cuda_paths)
+  endif()
   add_library(spillway_libtorch INTERFACE)
   target_include_directories(spillway_libtorch SYSTEM INTERFACE
     "${SPILLWAY_LIBTORCH_ROOT}/include" "${SPILLWAY_LIBTORCH_ROOT}/include/torch/csrc/api/include")
   # DT_RPATH instead of DT_RUNPATH: it is searched for LibTorch's own dependencies too, and before the system's
   # folders, so that one copy of the OpenMP runtime (LibTorch's) ends up in the process.
-  target_link_options(spillway_libtorch INTERFACE "LINKER:--disable-new-dtags" "LINKER:-rpath,${SPILLWAY_LIBTORCH_ROOT}/lib")
+  target_link_options(spillway_libtorch INTERFACE "LINKER:--disable-new-dtags" "LINKER:-rpath,${SPILLWAY_LIBTORCH_ROOT}/lib" ${_cuda_paths})
   target_link_libraries(spillway_libtorch INTERFACE "${SPILLWAY_LIBTORCH_ROOT}/lib/libtorch_cpu.so"
                                                     "${SPILLWAY_LIBTORCH_ROOT}/lib/libc10.so")
+  if(SPILLWAY_WITH_CUDA AND SPILLWAY_LIBTORCH_HAS_CUDA)
+    # No symbol of libtorch_cuda is named: it is linked for the operators that it registers when it is loaded.
+    target_link_libraries(spillway_libtorch INTERFACE
+      -Wl,--push-state,--no-as-needed "${SPILLWAY_LIBTORCH_ROOT}/lib/libtorch_cuda.so" -Wl,--pop-state
+      "${SPILLWAY_LIBTORCH_ROOT}/lib/libc10_cuda.so")
+  endif()
 endif()

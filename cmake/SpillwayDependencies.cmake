@@ -18,6 +18,17 @@ if(NOT SPILLWAY_XXHASH_INCLUDE)
   message(FATAL_ERROR "xxhash.h was not found. Run scripts/setup.sh (Debian: libxxhash-dev).")
 endif()
 
+# ---- CUDA toolkit ----------------------------------------------------------------------------------------------------
+set(SPILLWAY_WITH_CUDA OFF)
+if(NOT SPILLWAY_CUDA STREQUAL "OFF")
+  find_package(CUDAToolkit QUIET)
+  if(CUDAToolkit_FOUND AND CUDAToolkit_NVCC_EXECUTABLE)
+    set(SPILLWAY_WITH_CUDA ON)
+  elseif(SPILLWAY_CUDA STREQUAL "ON")
+    spillway_missing(CUDA "the CUDA toolkit (nvcc)")
+  endif()
+endif()
+
 # ---- LibTorch --------------------------------------------------------------------------------------------------------
 set(SPILLWAY_WITH_TORCH OFF)
 if(NOT SPILLWAY_TORCH STREQUAL "OFF")
@@ -30,17 +41,6 @@ if(NOT SPILLWAY_TORCH STREQUAL "OFF")
     message(STATUS "  LibTorch is left out: ${SPILLWAY_LIBTORCH_REFUSED}")
   elseif(SPILLWAY_TORCH STREQUAL "ON")
     spillway_missing(TORCH "LibTorch (looked at Torch_DIR, CMAKE_PREFIX_PATH, .venv and python3's torch)")
-  endif()
-endif()
-
-# ---- CUDA toolkit ----------------------------------------------------------------------------------------------------
-set(SPILLWAY_WITH_CUDA OFF)
-if(NOT SPILLWAY_CUDA STREQUAL "OFF")
-  find_package(CUDAToolkit QUIET)
-  if(CUDAToolkit_FOUND AND CUDAToolkit_NVCC_EXECUTABLE)
-    set(SPILLWAY_WITH_CUDA ON)
-  elseif(SPILLWAY_CUDA STREQUAL "ON")
-    spillway_missing(CUDA "the CUDA toolkit (nvcc)")
   endif()
 endif()
 

@@ -206,13 +206,14 @@ Config make_config(const Options& o, std::int64_t rows, std::int64_t& steps) {
 spillway::StepRecord train_step(spillway::CausalLM& model, spillway::Engine& engine, spillway::DataLoader& loader,
                                 std::int64_t micro_batches) {
   const auto begin = std::chrono::steady_clock::now();
+  const torch::Device device = model.parameters().front().device();
   spillway::StepRecord record;
   double loss_sum = 0;
   std::int64_t valid = 0, tokens = 0;
   for (std::int64_t i = 0; i < micro_batches; ++i) {
     const spillway::Batch batch = loader.next();
-    const torch::Tensor loss =
-        spillway::next_token_loss(model.forward(batch.inputs), batch.targets, batch.valid_targets);
+    const torch::Tensor loss = spillway::next_token_loss(model.forward(batch.inputs.to(device)),
+                                                         batch.targets.to(device), batch.valid_targets);
     engine.backward(loss, {.weight = static_cast<double>(batch.valid_targets), .last = i + 1 == micro_batches});
     loss_sum += loss.item<double>() * static_cast<double>(batch.valid_targets);
     valid += batch.valid_targets;

@@ -2,24 +2,20 @@
 #include "benchmarks/offload/machine.h"
 
 #include <algorithm>
-#include <cstring>
 #include <fstream>
 #include <utility>
 
 #include "kernels/cpu_kernels.h"
 #include "kernels/denormal_mode.h"
 #include "spillway/core/error.h"
+#include "spillway/device/gpu.h"
+#include "train/torch_device.h"
 
 namespace spillway::bench {
 namespace {
 
 /// Arrays that start at the same offset of their pages can be slow: each starts at another one.
 constexpr std::int64_t kStagger = 576;
-
-// The body of a copy op. A machine with streams of its own issues the copy in `stream`; the emulated one has none.
-void copy_bytes(StreamRef, std::byte* to, const std::byte* from, Bytes size) {
-  std::memcpy(to, from, static_cast<std::size_t>(size.value));
-}
 
 std::string processor_name() {
   std::ifstream file("/proc/cpuinfo");
@@ -33,12 +29,11 @@ std::string processor_name() {
 }  // namespace
 
 std::unique_ptr<Machine> make_machine(const DeviceConfig& device, int threads) {
-  require(device.kind == DeviceConfig::Kind::emulated,
-          "--device cuda: so far the emulated device alone is measured; use --device emulated");
   MachineOptions options;
   options.device = device;
+  options.current_stream = torch_stream(device);
   options.threads = threads;
-  return make_emulated_machine(std::move(options));
+  return spillway::make_machine(std::move(options));
 }
 
 MachineFacts machine_facts() {
@@ -76,7 +71,7 @@ void CopyLoop::submit() {
                             OpKind::copy,
                             static_cast<double>(size_.value),
                             {},
-                            [to, from, size = size_](StreamRef stream) { copy_bytes(stream, to, from, size); }});
+                            [to, from, size = size_](StreamRef stream) { copy_async(stream, to, from, size); }});
   }
 }
 

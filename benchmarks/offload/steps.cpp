@@ -46,12 +46,13 @@ void run(const Options& options, StepSchedule& out, std::vector<double>& seconds
       torch::randint(options.model.vocabulary, {options.batch, options.length}, torch::dtype(torch::kLong));
   const torch::Tensor targets = inputs.roll(-1, 1);
   Engine engine(*model, config_of(options, out.schedule));
-  for (int i = 0; i < kWarmUpSteps; ++i) timed_step(*model, engine, inputs, targets);
+  const torch::Device device = model->parameters().front().device();
+  for (int i = 0; i < kWarmUpSteps; ++i) timed_step(*model, engine, inputs.to(device), targets.to(device));
   engine.wait_parameters();
   const auto before = busy(engine);
   double spent = 0;
   for (int i = 0; i < kLeastSteps || spent < options.seconds; ++i, ++steps) {
-    seconds.push_back(timed_step(*model, engine, inputs, targets));
+    seconds.push_back(timed_step(*model, engine, inputs.to(device), targets.to(device)));
     spent += seconds.back();
   }
   engine.wait_parameters();

@@ -49,6 +49,7 @@ std::int64_t Engine::rows_of(const torch::Tensor& tensor) {
 }
 
 std::int64_t Engine::enter_block(const torch::nn::Module& module, std::int64_t rows) {
+  const TorchDeviceScope device(impl_->config.device);
   GatedBlock& block = impl_->gated_block(module);
   for (std::int64_t chunk : block.chunks) impl_->runtime->wait_parameters(chunk);
   impl_->pace(0);  // the wait for uploads is no computation
@@ -95,6 +96,7 @@ void Engine::backward(const torch::Tensor& loss, BackwardOptions options) {
 StepResult Engine::step() {
   Impl& s = *impl_;
   s.check_usable();
+  const TorchDeviceScope on_device(s.config.device);
   if (s.micro_batches == 0) throw StateError("step() needs a backward() before it in this step");
   const std::int64_t begin = Trace::now();
   s.set_learning_rates();
@@ -138,8 +140,9 @@ EngineSummary Engine::summary() const {
   out.plan = impl_->plan.memory;
   const auto device = impl_->machine->ledger(Tier::device);
   out.device_at_peak = device->usage_at_peak();
+  out.device_at_peak[MemoryUse::activations] += torch_memory_peak(impl_->config.device);
   out.device_capacity = device->capacity();
-  out.device_peak = device->peak();
+  out.device_peak = impl_->device_peak();
   out.host_peak = impl_->machine->ledger(Tier::pinned)->peak() + impl_->machine->ledger(Tier::host)->peak();
   out.low_memory_accumulation = impl_->config.low_memory_accumulation && impl_->config.precision != DType::f32;
   out.lanes = impl_->machine->trace().totals();

@@ -21,6 +21,7 @@ MachineOptions machine_options(const Config& config, const EngineOptions& option
   out.threads = config.threads > 0 ? config.threads : std::max(1, available_cores() / 2);
   out.trace_events = options.trace_events;
   out.delay = options.delay;
+  out.current_stream = torch_stream(config.device);
   return out;
 }
 
@@ -37,11 +38,14 @@ Engine::Impl::Impl(torch::nn::Module& m, Config c, EngineOptions o)
       causal_lm(dynamic_cast<CausalLM*>(&m)),
       config(std::move(c)),
       options(std::move(o)),
+      buffers(m.buffers()),
       plan(make_engine_plan(m, config, options)),
       base_hyperparameters(plan.hyperparameters),
       scaler(config.precision == DType::f16 ? LossScaler(config.loss_scale) : LossScaler()) {
+  check_torch_device(config.device);
   check_machine_fits(plan, config);
-  machine = make_emulated_machine(machine_options(config, options));
+  const TorchDeviceScope device(config.device);
+  machine = make_machine(machine_options(config, options));
   runtime = std::make_unique<Runtime>(*machine, *plan.layout, plan.spec, config.optimizer, base_hyperparameters);
   schedule = plan.schedule->make(*runtime);
   for (const ModelParameter& parameter : plan.trainable) versions.push_back(parameter.tensor._version());
@@ -58,7 +62,10 @@ Engine::Impl::Impl(torch::nn::Module& m, Config c, EngineOptions o)
     throw;
   }
   for (const ModelParameter& parameter : plan.frozen) frozen_versions.push_back(parameter.tensor._version());
-  device_scope = std::make_unique<DeviceScope>(machine->ledger(Tier::device));
+  cap_torch_memory(config.device, *machine->ledger(Tier::device));
+  if (machine->kind() == DeviceKind::emulated) {
+    device_scope = std::make_unique<DeviceScope>(machine->ledger(Tier::device));
+  }
   if (config.low_memory_accumulation && config.precision != DType::f32) {
     log(options.log, LogLevel::warning,
         fmt::format("low-memory accumulation: gradients are summed in {}, so sums of many micro-batches lose small "
@@ -68,6 +75,7 @@ Engine::Impl::Impl(torch::nn::Module& m, Config c, EngineOptions o)
 }
 
 Engine::Impl::~Impl() {
+  const TorchDeviceScope device(config.device);
   if (causal_lm != nullptr) causal_lm->set_block_call({});
   device_scope.reset();
   if (!runtime->wait_idle()) {
@@ -98,10 +106,12 @@ void Engine::Impl::move_out() {
   for (auto* list : {&plan.trainable, &plan.frozen}) {
     for (ModelParameter& parameter : *list) {
       const void* data = parameter.tensor.const_data_ptr();
-      if (!inside(runtime->store().working(), data) && !inside(runtime->store().frozen(), data)) continue;
+      const bool ours = inside(runtime->store().working(), data) || inside(runtime->store().frozen(), data);
+      if (!ours && parameter.tensor.is_cpu()) continue;
       move_to_ordinary_memory(parameter.tensor);
     }
   }
+  move_buffers(buffers, torch::kCPU);
 }
 
 void Engine::Impl::move_parameters() {
@@ -128,15 +138,19 @@ void Engine::Impl::move_parameters() {
 
 void Engine::Impl::move_working_values() {
   const std::int64_t size = size_of(config.precision);
+  move_buffers(buffers, torch_device(config.device));
   for (std::size_t i = 0; i < plan.trainable.size(); ++i) {
     const torch::Tensor& tensor = plan.trainable[i].tensor;
-    move_to(tensor, runtime->store().working().slice({plan.layout->offset(static_cast<std::int64_t>(i)) * size},
-                                                     {tensor.numel() * size}));
+    move_to(tensor,
+            runtime->store().working().slice({plan.layout->offset(static_cast<std::int64_t>(i)) * size},
+                                             {tensor.numel() * size}),
+            torch_device(config.device));
   }
   std::int64_t offset = 0;
   for (const ModelParameter& parameter : plan.frozen) {
     const std::int64_t count = parameter.tensor.numel();
-    move_to(parameter.tensor, runtime->store().frozen().slice({offset * size}, {count * size}));
+    move_to(parameter.tensor, runtime->store().frozen().slice({offset * size}, {count * size}),
+            torch_device(config.device));
     offset += (count + kGrainElements - 1) / kGrainElements * kGrainElements;
   }
 }
@@ -167,6 +181,7 @@ void Engine::Impl::set_hooks() {
 }
 
 void Engine::Impl::on_gradient(std::int64_t index) {
+  const TorchDeviceScope device(config.device);  // autograd's thread is another
   const ModelParameter& parameter = plan.trainable[static_cast<std::size_t>(index)];
   torch::Tensor& slot = plan.trainable[static_cast<std::size_t>(index)].tensor.mutable_grad();
   if (!in_backward) {
@@ -192,6 +207,7 @@ void Engine::Impl::on_gradient(std::int64_t index) {
 }
 
 void Engine::Impl::run_backward(const torch::Tensor& loss, double seed, bool last) {
+  const TorchDeviceScope device(config.device);
   for (ModelParameter& parameter : plan.trainable) {
     require(
         !parameter.tensor.mutable_grad().defined(),
@@ -328,7 +344,7 @@ StepResult Engine::Impl::finish_step(StepStatus status, double norm) {
   result.step = updates;
   result.loss_scale = scaler.scale();
   result.skipped = skipped;
-  result.device_peak = machine->ledger(Tier::device)->peak();
+  result.device_peak = device_peak();
   result.host_peak = machine->ledger(Tier::pinned)->peak() + machine->ledger(Tier::host)->peak();
   forget_step();
   return result;

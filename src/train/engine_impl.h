@@ -18,6 +18,7 @@
 #include "spillway/train/engine.h"
 #include "train/engine_plan.h"
 #include "train/parameters.h"
+#include "train/torch_device.h"
 
 namespace spillway {
 
@@ -100,6 +101,8 @@ struct Engine::Impl {
   /// Throws: StateError when the loss scale cannot fall any further.
   StepResult skip_not_finite(double norm);
   void wait_for_ungated_chunks();
+  /// The most the device held: by the pools, and by LibTorch.
+  Bytes device_peak() const { return machine->ledger(Tier::device)->peak() + torch_memory_peak(config.device); }
   void check_state_number(std::int64_t k) const;
   std::int64_t find_parameter(const std::string& name) const;
   torch::Tensor read(std::int64_t parameter, StateRole role);
@@ -109,6 +112,7 @@ struct Engine::Impl {
   CausalLM* const causal_lm;  // the module, where it is one
   const Config config;
   const EngineOptions options;
+  const std::vector<torch::Tensor> buffers;  // the module's
   EnginePlan plan;
   std::vector<Hyperparameters> base_hyperparameters;  // a group's, before the learning-rate schedule
   LossScaler scaler;

@@ -22,6 +22,7 @@ MemoryPlan Engine::profile(const std::function<torch::Tensor()>& loss) {
   {
     const MemoryLedger::Unlimited unlimited(ledger);
     ledger.reset_peak();
+    reset_torch_memory_peak(s.config.device);
     s.profiling = true;
     try {
       s.run_backward(loss(), s.scaler.scale(), false);
@@ -31,7 +32,8 @@ MemoryPlan Engine::profile(const std::function<torch::Tensor()>& loss) {
     }
     s.profiling = false;
   }
-  s.plan.memory[Tier::device][MemoryUse::activations] = ledger.usage_at_peak()[MemoryUse::activations];
+  s.plan.memory[Tier::device][MemoryUse::activations] =
+      ledger.usage_at_peak()[MemoryUse::activations] + torch_memory_peak(s.config.device);
   ledger.reset_peak();  // what was measured beyond the limit is no part of the run
   check_fits(s.plan, s.config);
   return s.plan.memory;

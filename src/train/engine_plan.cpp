@@ -25,8 +25,6 @@ std::vector<Hyperparameters> all_hyperparameters(const Config& config, const Eng
 
 EnginePlan make_engine_plan(const torch::nn::Module& model, const Config& config, const EngineOptions& options) {
   config.validate();
-  require(config.device.kind == DeviceConfig::Kind::emulated,
-          "device cuda is not supported by this build: use the emulated device");
   EnginePlan plan;
   plan.hyperparameters = all_hyperparameters(config, options);
   std::vector<PlannedParameter> planned;
@@ -42,14 +40,14 @@ void check_machine_fits(const RunPlan& plan, const Config& config) {
   check_fits(plan, config);
   // Pools are touched when they are made: without this check the system would end the process instead.
   const std::optional<Bytes> available = available_host_memory();
-  const Bytes total =
-      plan.memory[Tier::device].total() + plan.memory[Tier::pinned].total() + plan.memory[Tier::host].total();
+  const bool emulated = config.device.kind == DeviceConfig::Kind::emulated;
+  const Bytes total = (emulated ? plan.memory[Tier::device].total() : Bytes{}) + plan.memory[Tier::pinned].total() +
+                      plan.memory[Tier::host].total();
   if (available && total > *available) {
-    throw OutOfMemory(
-        fmt::format("the emulated device and pinned memory together need {}, but this machine has {} left: "
-                    "{} are missing",
-                    to_string(total), to_string(*available), to_string(total - *available)),
-        total.value, (total - *available).value);
+    throw OutOfMemory(fmt::format("{}pinned memory together need{} {}, but this machine has {} left: {} are missing",
+                                  emulated ? "the emulated device and " : "", emulated ? "" : "s", to_string(total),
+                                  to_string(*available), to_string(total - *available)),
+                      total.value, (total - *available).value);
   }
 }
 

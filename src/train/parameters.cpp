@@ -85,7 +85,16 @@ torch::Tensor convert_parameter(torch::Tensor& parameter, DType precision) {
   return values;
 }
 
-void move_to(const torch::Tensor& parameter, const View& target) {
+void move_to(const torch::Tensor& parameter, const View& target, torch::Device device) {
+  if (!device.is_cpu()) {
+    const torch::NoGradGuard no_grad;
+    const auto options = torch::TensorOptions().dtype(parameter.scalar_type()).device(device);
+    const torch::Tensor there = parameter.numel() == 0 ? torch::empty(parameter.sizes(), options)
+                                                       : torch::from_blob(target.data, parameter.sizes(), options);
+    there.copy_(parameter.detach());
+    parameter.set_data(there);
+    return;
+  }
   if (parameter.numel() == 0) return;
   std::memcpy(target.data, parameter.const_data_ptr(), parameter.nbytes());
   parameter.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(
@@ -93,8 +102,13 @@ void move_to(const torch::Tensor& parameter, const View& target) {
 }
 
 void move_to_ordinary_memory(const torch::Tensor& parameter) {
-  if (parameter.numel() == 0) return;
   const HostScope host;
+  if (!parameter.is_cpu()) {
+    const torch::NoGradGuard no_grad;
+    parameter.set_data(parameter.detach().to(torch::kCPU));
+    return;
+  }
+  if (parameter.numel() == 0) return;
   c10::DataPtr memory = c10::GetAllocator(c10::kCPU)->allocate(parameter.nbytes());
   std::memcpy(memory.get(), parameter.const_data_ptr(), parameter.nbytes());
   parameter.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(memory));

@@ -32,14 +32,15 @@ std::vector<ModelParameter> collect_parameters(const torch::nn::Module& model, c
 /// values, or an undefined tensor where nothing was converted.
 torch::Tensor convert_parameter(torch::Tensor& parameter, DType precision);
 
-/// Copies the parameter's bytes to `target` and makes its storage point there; its old memory is freed. Every alias of
-/// the tensor, in autograd graphs too, sees the new place.
-void move_to(const torch::Tensor& parameter, const View& target);
+/// Copies the parameter's bytes to `target`, memory of `device`, and makes its storage point there; its old memory is
+/// freed. Every alias of the tensor, in autograd graphs too, sees the new place; but for a change from one device to
+/// another, which makes a new storage: so that takes place before the first graph, and after the last.
+void move_to(const torch::Tensor& parameter, const View& target, torch::Device device);
 
 /// Gives a parameter that is not contiguous, or a part of a larger storage, a storage of its own.
 void own_storage(torch::Tensor& parameter);
 
-/// Gives the parameter ordinary memory again, with the bytes it has now.
+/// Gives the parameter ordinary host memory again, with the bytes it has now.
 void move_to_ordinary_memory(const torch::Tensor& parameter);
 
 }  // namespace spillway

@@ -22,6 +22,10 @@ TEST(Process, HoldsOneOpenMpRuntime) {
 TEST(Process, HoldsOneCudaRuntimeAndOneNcclAtMost) {
   const auto cudart = mapped({"libcudart"});
   EXPECT_LE(cudart.size(), 1u) << listed(cudart);
+#ifdef SPILLWAY_TORCH_CUDA
+  EXPECT_EQ(cudart.size(), 1u);                     // Spillway's and LibTorch's are the same
+  EXPECT_FALSE(mapped({"libtorch_cuda"}).empty());  // linked although no symbol of it is named
+#endif
   const auto nccl = mapped({"libnccl"});
   EXPECT_LE(nccl.size(), 1u) << listed(nccl);
 }

@@ -30,7 +30,8 @@ void run_steps(CausalLM& model, Engine& engine, const RunOptions& options, Final
     for (std::int64_t m = 0; m < options.micro_batches; ++m) {
       const auto [inputs, targets] = rows(step, m);
       const std::int64_t valid = count_targets(targets);
-      const torch::Tensor loss = next_token_loss(model.forward(inputs), targets, valid);
+      const torch::Device device = model.parameters().front().device();
+      const torch::Tensor loss = next_token_loss(model.forward(inputs.to(device)), targets.to(device), valid);
       const double weight = options.weight ? options.weight(step, m, valid) : static_cast<double>(valid);
       engine.backward(loss, {.weight = weight, .last = m + 1 == options.micro_batches});
       loss_sum += loss.item<double>();
@@ -102,7 +103,8 @@ FinalState train(const std::shared_ptr<CausalLM>& model, const Config& config, c
   }
   for (const auto& entry : model->named_parameters()) {
     const HostScope host;
-    out.weights[entry.key()] = entry.value().detach().clone();
+    out.weights[entry.key()] =
+        entry.value().detach().to(torch::kCPU, entry.value().scalar_type(), false, /*copy=*/true);
   }
   return out;
 }
