@@ -318,10 +318,16 @@ int run(const Options& o) {
                        config);
   probe_outputs(o);
 
-  const auto model = o.init.empty() ? spillway::load_causal_lm(o.model) : spillway::make_causal_lm(shape, o.seed);
+  // A folder's weights go straight to where the engine keeps them, one tensor at a time.
+  const bool from_folder = o.init.empty();
+  const auto model = from_folder ? spillway::empty_causal_lm(shape) : spillway::make_causal_lm(shape, o.seed);
+  spillway::EngineOptions engine_options;
+  engine_options.trace_events = o.trace.empty() ? 0 : 1 << 20;
+  engine_options.activations = activations;
+  if (from_folder) engine_options.weights = spillway::folder_weights(*model, o.model);
   model->set_dropout_seed(o.seed);
   finetune::add_adapters(*model, o);
-  spillway::Engine engine(*model, config, {.trace_events = o.trace.empty() ? 0 : 1 << 20, .activations = activations});
+  spillway::Engine engine(*model, config, engine_options);
   spillway::DataLoader loader(data, model->config().vocabulary, {o.batch_size, !o.no_shuffle, o.seed});
   finetune::Checkpoints checkpoints(o, engine, loader);
   const std::int64_t done = checkpoints.resume();

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <set>
+#include <unordered_map>
 
 #include "models/scalar_type.h"
 #include "spillway/core/error.h"
@@ -35,17 +37,31 @@ bool is_known_buffer(const std::string& name) {
 // Goes through a model's parameters and a folder's tensors, and collects everything that does not fit before it throws.
 class WeightReader {
  public:
-  WeightReader(CausalLM& model, const std::filesystem::path& folder)
+  WeightReader(const CausalLM& model, const std::filesystem::path& folder)
       : model_(model), reader_(folder), unread_(reader_.names().begin(), reader_.names().end()) {}
 
-  void read() {
-    for (auto& item : model_.named_parameters()) plan(item.key(), item.value());
+  /// Throws: FileError listing what does not fit.
+  void check() {
+    for (const auto& item : model_.named_parameters()) plan(item.key(), item.value());
     check_tied_head();
     for (const std::string& name : unread_) {
       if (!is_known_buffer(name)) unexpected_.push_back(name);
     }
     throw_if_any_misfit();
-    for (auto& [view, parameter] : planned_) copy(view, parameter);
+  }
+
+  void fill_model() {
+    for (auto& item : model_.named_parameters()) copy(planned_.at(item.key()), item.value());
+  }
+
+  /// A copy in the file's type; undefined for a name that was not planned.
+  torch::Tensor tensor(const std::string& name) const {
+    const auto found = planned_.find(name);
+    if (found == planned_.end()) return {};
+    const TensorView& view = found->second;
+    torch::Tensor out = torch::empty(view.shape, torch::TensorOptions().dtype(to_scalar_type(view.dtype)));
+    if (!view.bytes.empty()) std::memcpy(out.mutable_data_ptr(), view.bytes.data(), view.bytes.size());
+    return out;
   }
 
  private:
@@ -59,7 +75,7 @@ class WeightReader {
     return std::nullopt;
   }
 
-  void plan(const std::string& name, torch::Tensor& parameter) {
+  void plan(const std::string& name, const torch::Tensor& parameter) {
     const std::optional<std::string> stored = take_stored_name(name);
     if (!stored) {
       missing_.push_back(name);
@@ -72,7 +88,7 @@ class WeightReader {
     } else if (view.dtype != DType::f32 && view.dtype != DType::bf16 && view.dtype != DType::f16) {
       misfits_.push_back(fmt::format("{} of type {}, expected fp32, bf16 or fp16", view.name, to_string(view.dtype)));
     } else {
-      planned_.emplace_back(view, parameter);
+      planned_.emplace(name, view);
     }
   }
 
@@ -80,10 +96,9 @@ class WeightReader {
     if (!model_.config().tied_head || unread_.erase(std::string(kHead)) == 0) return;
     const TensorView stored = reader_.tensor(std::string(kHead));
     const std::string name(embedding_name(model_.config().family));
-    const auto embedding = std::find_if(planned_.begin(), planned_.end(),
-                                        [&](const auto& item) { return name.ends_with(item.first.name); });
+    const auto embedding = planned_.find(name);
     if (embedding == planned_.end()) return;  // reported as missing or misshapen
-    const TensorView& tied = embedding->first;
+    const TensorView& tied = embedding->second;
     const bool equal = stored.dtype == tied.dtype && stored.shape == tied.shape &&
                        std::memcmp(stored.bytes.data(), tied.bytes.data(), stored.bytes.size()) == 0;
     if (!equal) {
@@ -108,15 +123,15 @@ class WeightReader {
     if (!items.empty()) message += fmt::format("\n  {} ({}): {}", what, items.size(), fmt::join(items, "; "));
   }
 
-  static void copy(const TensorView& view, torch::Tensor& parameter) {
+  static void copy(const TensorView& view, const torch::Tensor& parameter) {
     const std::span target(static_cast<std::byte*>(parameter.data_ptr()), parameter.nbytes());
     convert_elements(view.dtype, view.bytes, from_scalar_type(parameter.scalar_type()), target, parameter.numel());
   }
 
-  CausalLM& model_;
+  const CausalLM& model_;
   SafetensorsReader reader_;
   std::set<std::string> unread_;
-  std::vector<std::pair<TensorView, torch::Tensor>> planned_;
+  std::unordered_map<std::string, TensorView> planned_;  // by the parameter's name
   std::vector<std::string> missing_, unexpected_, misfits_;
 };
 
@@ -124,8 +139,17 @@ class WeightReader {
 
 std::shared_ptr<CausalLM> load_causal_lm(const std::filesystem::path& folder, const LoadOptions& options) {
   std::shared_ptr<CausalLM> model = empty_causal_lm(ModelConfig::load(folder), options.dtype);
-  WeightReader(*model, folder).read();
+  WeightReader reader(*model, folder);
+  reader.check();
+  reader.fill_model();
   return model;
+}
+
+std::function<torch::Tensor(const std::string& name)> folder_weights(const CausalLM& model,
+                                                                     const std::filesystem::path& folder) {
+  const auto reader = std::make_shared<WeightReader>(model, folder);
+  reader->check();
+  return [reader](const std::string& name) { return reader->tensor(name); };
 }
 
 }  // namespace spillway

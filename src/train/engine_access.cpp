@@ -50,14 +50,6 @@ bool is_named(const ModelParameter& parameter, const std::string& name) {
          std::find(parameter.aliases.begin(), parameter.aliases.end(), name) != parameter.aliases.end();
 }
 
-/// Throws: InvalidArgument where `value` cannot stand for the parameter.
-void check_value(const std::string& name, const torch::Tensor& parameter, const torch::Tensor& value) {
-  require(value.defined() && value.layout() == torch::kStrided && value.is_floating_point(),
-          fmt::format("a value for {} must be a dense tensor of a floating type", name));
-  require(value.sizes() == parameter.sizes(), fmt::format("{} has shape {}, but the value for it {}", name,
-                                                          c10::str(parameter.sizes()), c10::str(value.sizes())));
-}
-
 }  // namespace
 
 void Engine::Impl::set_update_rules() {

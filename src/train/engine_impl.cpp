@@ -114,45 +114,61 @@ void Engine::Impl::move_out() {
   move_buffers(buffers, torch::kCPU);
 }
 
+View Engine::Impl::working_place(std::size_t i) const {
+  const std::int64_t size = size_of(config.precision);
+  return runtime->store().working().slice({plan.layout->offset(static_cast<std::int64_t>(i)) * size},
+                                          {plan.trainable[i].tensor.numel() * size});
+}
+
+torch::Tensor Engine::Impl::move_in(ModelParameter& parameter, const View& place) {
+  const torch::Tensor given = options.weights ? options.weights(parameter.name) : torch::Tensor();
+  if (!given.defined()) {
+    own_storage(parameter.tensor);
+    torch::Tensor exact = convert_parameter(parameter.tensor, config.precision);
+    move_to(parameter.tensor, place, torch_device(config.device));
+    return exact;
+  }
+  check_value(parameter.name, parameter.tensor, given);
+  // The module's own memory goes unread: where nothing was written to it, the system never gave it.
+  forget_values(parameter.tensor, config.precision);
+  move_to(parameter.tensor, place, torch_device(config.device), /*keep_values=*/false);
+  return given.detach().to(torch::kCPU, torch::kFloat).contiguous();
+}
+
 void Engine::Impl::move_parameters() {
   const HostScope host;  // what is converted here is not the device's affair, nor that of another engine's device
-  std::vector<torch::Tensor> exact;  // fp32 values of what was converted
-  for (ModelParameter& parameter : plan.trainable) {
-    own_storage(parameter.tensor);
-    exact.push_back(convert_parameter(parameter.tensor, config.precision));
-  }
-  for (ModelParameter& parameter : plan.frozen) {
-    own_storage(parameter.tensor);
-    convert_parameter(parameter.tensor, config.precision);
-  }
-  move_working_values();
+  const torch::NoGradGuard no_grad;
+  move_buffers(buffers, torch_device(config.device));
   for (std::size_t i = 0; i < plan.trainable.size(); ++i) {
-    if (exact[i].defined()) {
-      runtime->write({StateRole::Kind::master}, static_cast<std::int64_t>(i), exact[i].const_data_ptr<float>());
-      exact[i].reset();
+    const torch::Tensor exact = move_in(plan.trainable[i], working_place(i));
+    if (exact.defined()) {
+      runtime->write({StateRole::Kind::master}, static_cast<std::int64_t>(i), exact.const_data_ptr<float>());
     } else {
       runtime->load_masters(static_cast<std::int64_t>(i));
     }
   }
+  for_frozen_places([this](ModelParameter& parameter, const View& place) {
+    const torch::Tensor exact = move_in(parameter, place);
+    if (options.weights && exact.defined()) parameter.tensor.detach().copy_(exact);
+  });
+}
+
+template <class Visit>
+void Engine::Impl::for_frozen_places(const Visit& visit) {
+  const std::int64_t size = size_of(config.precision);
+  std::int64_t offset = 0;
+  for (ModelParameter& parameter : plan.frozen) {
+    const std::int64_t count = parameter.tensor.numel();
+    visit(parameter, runtime->store().frozen().slice({offset * size}, {count * size}));
+    offset += (count + kGrainElements - 1) / kGrainElements * kGrainElements;
+  }
 }
 
 void Engine::Impl::move_working_values() {
-  const std::int64_t size = size_of(config.precision);
-  move_buffers(buffers, torch_device(config.device));
-  for (std::size_t i = 0; i < plan.trainable.size(); ++i) {
-    const torch::Tensor& tensor = plan.trainable[i].tensor;
-    move_to(tensor,
-            runtime->store().working().slice({plan.layout->offset(static_cast<std::int64_t>(i)) * size},
-                                             {tensor.numel() * size}),
-            torch_device(config.device));
-  }
-  std::int64_t offset = 0;
-  for (const ModelParameter& parameter : plan.frozen) {
-    const std::int64_t count = parameter.tensor.numel();
-    move_to(parameter.tensor, runtime->store().frozen().slice({offset * size}, {count * size}),
-            torch_device(config.device));
-    offset += (count + kGrainElements - 1) / kGrainElements * kGrainElements;
-  }
+  const torch::Device device = torch_device(config.device);
+  move_buffers(buffers, device);
+  for (std::size_t i = 0; i < plan.trainable.size(); ++i) move_to(plan.trainable[i].tensor, working_place(i), device);
+  for_frozen_places([&](ModelParameter& parameter, const View& place) { move_to(parameter.tensor, place, device); });
 }
 
 // ---- gradients -----------------------------------------------------------------------------------------------------

@@ -76,6 +76,12 @@ struct Engine::Impl {
   void check_parameters();
   void on_gradient(std::int64_t parameter);
   void pace(double flops) noexcept { static_cast<void>(machine->compute().mark("pace", -1, flops)); }
+  View working_place(std::size_t trainable) const;
+  /// Puts a parameter into its place, from the module or from where the program keeps its weights. Returns its fp32
+  /// values, or an undefined tensor where the place has them exactly.
+  torch::Tensor move_in(ModelParameter& parameter, const View& place);
+  template <class Visit>
+  void for_frozen_places(const Visit& visit);
   void set_update_rules();
   /// Puts working parameters into the pools: of trained ones, masters are left as they are.
   void move_working_values();

@@ -85,18 +85,31 @@ torch::Tensor convert_parameter(torch::Tensor& parameter, DType precision) {
   return values;
 }
 
-void move_to(const torch::Tensor& parameter, const View& target, torch::Device device) {
+void forget_values(torch::Tensor& parameter, DType precision) {
+  const torch::NoGradGuard no_grad;
+  const HostScope host;
+  parameter.set_data(torch::empty(parameter.sizes(), torch::TensorOptions().dtype(to_scalar_type(precision))));
+}
+
+void check_value(const std::string& name, const torch::Tensor& parameter, const torch::Tensor& value) {
+  require(value.defined() && value.layout() == torch::kStrided && value.is_floating_point(),
+          fmt::format("a value for {} must be a dense tensor of a floating type", name));
+  require(value.sizes() == parameter.sizes(), fmt::format("{} has shape {}, but the value for it {}", name,
+                                                          c10::str(parameter.sizes()), c10::str(value.sizes())));
+}
+
+void move_to(const torch::Tensor& parameter, const View& target, torch::Device device, bool keep_values) {
   if (!device.is_cpu()) {
     const torch::NoGradGuard no_grad;
     const auto options = torch::TensorOptions().dtype(parameter.scalar_type()).device(device);
     const torch::Tensor there = parameter.numel() == 0 ? torch::empty(parameter.sizes(), options)
                                                        : torch::from_blob(target.data, parameter.sizes(), options);
-    there.copy_(parameter.detach());
+    if (keep_values) there.copy_(parameter.detach());
     parameter.set_data(there);
     return;
   }
   if (parameter.numel() == 0) return;
-  std::memcpy(target.data, parameter.const_data_ptr(), parameter.nbytes());
+  if (keep_values) std::memcpy(target.data, parameter.const_data_ptr(), parameter.nbytes());
   parameter.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(
       {target.data, target.data, [](void*) {}, c10::Device(c10::kCPU)});
 }

@@ -32,10 +32,17 @@ std::vector<ModelParameter> collect_parameters(const torch::nn::Module& model, c
 /// values, or an undefined tensor where nothing was converted.
 torch::Tensor convert_parameter(torch::Tensor& parameter, DType precision);
 
-/// Copies the parameter's bytes to `target`, memory of `device`, and makes its storage point there; its old memory is
-/// freed. Every alias of the tensor, in autograd graphs too, sees the new place; but for a change from one device to
-/// another, which makes a new storage: so that takes place before the first graph, and after the last.
-void move_to(const torch::Tensor& parameter, const View& target, torch::Device device);
+/// Copies the parameter's bytes (unless told not to keep them) to `target`, memory of `device`, and makes its storage
+/// point there; its old memory is freed. Every alias of the tensor, in autograd graphs too, sees the new place; but for
+/// a change from one device to another, which makes a new storage: so that takes place before the first graph, and
+/// after the last.
+void move_to(const torch::Tensor& parameter, const View& target, torch::Device device, bool keep_values = true);
+
+/// Gives the parameter memory of `precision` without values: the system gives none before it is written to.
+void forget_values(torch::Tensor& parameter, DType precision);
+
+/// Throws: InvalidArgument where `value` cannot stand for the parameter.
+void check_value(const std::string& name, const torch::Tensor& parameter, const torch::Tensor& value);
 
 /// Gives a parameter that is not contiguous, or a part of a larger storage, a storage of its own.
 void own_storage(torch::Tensor& parameter);

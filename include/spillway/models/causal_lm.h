@@ -114,6 +114,13 @@ struct LoadOptions {
 /// SafetensorsReader throw.
 std::shared_ptr<CausalLM> load_causal_lm(const std::filesystem::path& folder, const LoadOptions& options = {});
 
+/// The weights of a Hugging Face folder, tensor by tensor, for a model that does not hold them yet: what
+/// EngineOptions::weights takes. Everything is checked here; each tensor is a copy in the file's type, made when asked
+/// for; a name that the model did not have when this was called (an adapter's) gives an undefined tensor. Throws: as
+/// load_causal_lm.
+std::function<torch::Tensor(const std::string& name)> folder_weights(const CausalLM& model,
+                                                                     const std::filesystem::path& folder);
+
 struct SaveOptions {
   /// A Hugging Face folder: its config.json (with the element type brought up to date), generation_config.json and
   /// tokenizer files are taken over. Empty: config.json is written from the model's configuration.

@@ -66,6 +66,11 @@ struct EngineOptions {
   /// What forward and backward will hold on the device (Engine::profile, profile_activations): part of the plan, so
   /// that a run that cannot fit is refused before it starts.
   std::optional<Bytes> activations = std::nullopt;
+  /// Where parameters come from instead of the module's memory: asked once for each, by its name, one at a time; an
+  /// undefined tensor means the module's own values. With a module that was not initialised (empty_causal_lm) and
+  /// folder_weights a run is set up in the memory of its plan and one tensor. Shapes: the parameter's, any floating
+  /// type; masters keep the exact values.
+  std::function<torch::Tensor(const std::string& name)> weights = {};
 };
 
 /// How a block is called.
