@@ -41,7 +41,8 @@ Engine::Impl::Impl(torch::nn::Module& m, Config c, EngineOptions o)
       buffers(m.buffers()),
       plan(make_engine_plan(m, config, options)),
       base_hyperparameters(plan.hyperparameters),
-      scaler(config.precision == DType::f16 ? LossScaler(config.loss_scale) : LossScaler()) {
+      scaler(config.precision == DType::f16 ? LossScaler(config.loss_scale) : LossScaler()),
+      known_parameters(parameter_identities(m)) {
   check_torch_device(config.device);
   check_machine_fits(plan, config);
   const TorchDeviceScope device(config.device);
@@ -282,6 +283,7 @@ void Engine::Impl::check_usable() const {
 }
 
 void Engine::Impl::check_parameters() {
+  check_parameter_identities(module, known_parameters);
   for (std::size_t i = 0; i < plan.trainable.size(); ++i) {
     const ModelParameter& parameter = plan.trainable[i];
     const std::byte* expected =

@@ -152,6 +152,7 @@ struct Engine::Impl {
   std::vector<bool> gated;         // parameters whose block went through the gate since the last step
   std::vector<std::int64_t> rows;  // of each parameter's block when it last went through
   TraceTrack forward_track, engine_track;
+  std::vector<const void*> known_parameters;  // of the module when the engine was made, in its order
 };
 
 }  // namespace spillway

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <cstring>
 #include <unordered_map>
 
@@ -67,6 +68,26 @@ std::vector<ModelParameter> collect_parameters(const torch::nn::Module& model, c
         {entry.key(), {}, tensor, group_of_tensor(entry.key(), tensor, config, rules), tensor.requires_grad()});
   }
   return out;
+}
+
+std::vector<const void*> parameter_identities(const torch::nn::Module& module) {
+  std::vector<const void*> out;
+  for (const torch::Tensor& parameter : module.parameters()) out.push_back(parameter.unsafeGetTensorImpl());
+  return out;
+}
+
+void check_parameter_identities(const torch::nn::Module& module, const std::vector<const void*>& known) {
+  if (parameter_identities(module) == known) return;
+  std::string what = "some are gone";
+  for (const auto& entry : module.named_parameters()) {
+    if (std::find(known.begin(), known.end(), entry.value().unsafeGetTensorImpl()) != known.end()) continue;
+    what = entry.key() + " is new";
+    break;
+  }
+  throw StateError(
+      fmt::format("the module's parameters are not those it had when the engine was made: {}. Make a new engine "
+                  "after the module has changed",
+                  what));
 }
 
 void own_storage(torch::Tensor& tensor) {

@@ -44,6 +44,11 @@ void forget_values(torch::Tensor& parameter, DType precision);
 /// Throws: InvalidArgument where `value` cannot stand for the parameter.
 void check_value(const std::string& name, const torch::Tensor& parameter, const torch::Tensor& value);
 
+/// A module's parameters as objects, in its order: what stays the same while their values and memory change.
+std::vector<const void*> parameter_identities(const torch::nn::Module& module);
+/// Throws: StateError naming a parameter that the module got, lost or exchanged since `known` was taken.
+void check_parameter_identities(const torch::nn::Module& module, const std::vector<const void*>& known);
+
 /// Gives a parameter that is not contiguous, or a part of a larger storage, a storage of its own.
 void own_storage(torch::Tensor& parameter);
 

@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <memory>
+#include <vector>
 
 #include "spillway/core/error.h"
 
@@ -34,6 +36,22 @@ TEST(HostRegion, IsInMemoryAtOnceAndTakesWhatWasAskedFor) {
   const std::int64_t taken = resident_bytes() - before;
   EXPECT_GE(taken, kAsked * 98 / 100);
   EXPECT_LE(taken, kAsked * 108 / 100);  // huge pages at both ends
+}
+
+TEST(HostRegion, OddSizesAreNotRoundedUpAndGoBack) {
+  const std::int64_t page = sysconf(_SC_PAGESIZE), before = resident_bytes();
+  std::vector<std::unique_ptr<HostRegion>> regions;
+  std::int64_t asked = 0;
+  for (int k = 8; k <= 13; ++k) {
+    const std::int64_t size = ((std::int64_t{1} << k) + 1) * page;
+    regions.push_back(std::make_unique<HostRegion>(Bytes{size}, -1));
+    EXPECT_EQ(static_cast<std::int64_t>(regions.back()->size()), size);
+    asked += size;
+  }
+  EXPECT_GE(resident_bytes() - before, asked * 98 / 100);
+  EXPECT_LE(resident_bytes() - before, asked * 102 / 100 + (1 << 20));
+  regions.clear();
+  EXPECT_LE(resident_bytes() - before, 1 << 20);
 }
 
 TEST(HostRegion, TooMuchIsRefused) {

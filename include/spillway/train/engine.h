@@ -194,8 +194,9 @@ class Engine {
   /// Updates the parameters with the gradients of all backwards since the last step.
   /// Blocks: until the norm is known and updates are under way.
   /// Parameters that the program wrote to since the last step (under no-grad) are taken as they are now.
-  /// Throws: StateError without a backward before, for a parameter that was moved, converted or thawed, in fp16 when
-  /// the loss scale cannot fall any further; the error of an op that failed: then the engine refuses all later calls.
+  /// Throws: StateError without a backward before, for a parameter that was added, moved, converted or thawed, in fp16
+  /// when the loss scale cannot fall any further; the error of an op that failed: then the engine refuses all later
+  /// calls.
   StepResult step();
 
   /// The learning rate of a group from the next step on (the schedule's factor still applies). Group 0: the optimizer's
