@@ -80,16 +80,16 @@ std::string read_file_name(const Reader& in) {
   return name;
 }
 
-CheckpointFile read_file(const Reader& in) {
-  CheckpointFile out;
-  out.name = read_file_name(in.at("name"));
-  out.bytes = {in.at("bytes").count()};
-  const std::string sum = in.at("xxh3").text();
+std::uint64_t read_checksum(const Reader& in) {
+  const std::string sum = in.text();
   if (sum.size() != 16 || sum.find_first_not_of("0123456789abcdef") != std::string::npos) {
-    in.at("xxh3").fail("16 hexadecimal digits");
+    in.fail("16 hexadecimal digits");
   }
-  out.checksum = std::stoull(sum, nullptr, 16);
-  return out;
+  return std::stoull(sum, nullptr, 16);
+}
+
+CheckpointFile read_file(const Reader& in) {
+  return {read_file_name(in.at("name")), {in.at("bytes").count()}, read_checksum(in.at("xxh3"))};
 }
 
 CheckpointParameter read_parameter(const Reader& in) {
@@ -140,6 +140,9 @@ CheckpointManifest read_manifest(const Json& document, const std::string& source
   for (const Reader& group : in.at("groups").items()) out.groups.push_back(read_hyperparameters(group));
   if (in.has("loss_scaler")) out.scaler = read_scaler(in.at("loss_scaler"));
   for (const Reader& parameter : in.at("parameters").items()) out.parameters.push_back(read_parameter(parameter));
+  for (const Reader& frozen : in.at("frozen").items()) {
+    out.frozen.push_back({frozen.at("name").text(), read_checksum(frozen.at("xxh3"))});
+  }
   for (const Reader& file : in.at("files").items()) out.files.push_back(read_file(file));
   out.program = in.at("program").text();
   check_unique(
@@ -162,6 +165,7 @@ std::string checkpoint_manifest_text(const CheckpointManifest& manifest) {
               {"precision", std::string(to_string(manifest.precision))},
               {"groups", Json::array()},
               {"parameters", Json::array()},
+              {"frozen", Json::array()},
               {"files", Json::array()},
               {"program", manifest.program}};
   for (const Hyperparameters& group : manifest.groups) out["groups"].push_back(json_of(group));
@@ -173,6 +177,9 @@ std::string checkpoint_manifest_text(const CheckpointManifest& manifest) {
   }
   for (const CheckpointParameter& p : manifest.parameters) {
     out["parameters"].push_back({{"name", p.name}, {"shape", p.shape}, {"updates", p.updates}});
+  }
+  for (const FrozenParameter& p : manifest.frozen) {
+    out["frozen"].push_back({{"name", p.name}, {"xxh3", fmt::format("{:016x}", p.checksum)}});
   }
   for (const CheckpointFile& file : manifest.files) {
     out["files"].push_back(

@@ -117,6 +117,7 @@ StepResult Engine::step() {
   }
   if (!decision.finite) return s.skip_not_finite(decision.grad_norm);
   s.scaler.update(true);
+  if (s.updates == 0) s.list_unused(updated);
   for (std::size_t i : updated) {
     s.plan.trainable[i].tensor.unsafeGetTensorImpl()->bump_version();
     s.versions[i] = s.plan.trainable[i].tensor._version();

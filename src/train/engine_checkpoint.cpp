@@ -13,6 +13,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "formats/checksum.h"
 #include "models/scalar_type.h"
 #include "spillway/core/error.h"
 #include "spillway/train/checkpoint.h"
@@ -205,10 +206,26 @@ std::filesystem::path Engine::save(const std::filesystem::path& root, const Chec
     manifest.parameters.push_back(
         {parameter.name, parameter.tensor.sizes().vec(), s.runtime->updates(static_cast<std::int64_t>(i))});
   }
+  for (std::size_t i = 0; i < s.plan.frozen.size(); ++i) {
+    manifest.frozen.push_back({s.plan.frozen[i].name, s.frozen_checksum(i)});
+  }
   manifest.program = options.program;
   const std::filesystem::path made = writer.commit(std::move(manifest));
   if (options.keep > 0) prune_checkpoints(root, options.keep);
   return made;
+}
+
+std::uint64_t Engine::Impl::frozen_checksum(std::size_t i) {
+  frozen_checksums.resize(plan.frozen.size());
+  const torch::Tensor& tensor = plan.frozen[i].tensor;
+  auto& [version, sum] = frozen_checksums[i];
+  if (version == tensor._version() + 1) return sum;  // 0: not computed
+  const HostScope host;
+  const torch::Tensor here = tensor.detach().to(torch::kCPU).contiguous();
+  Checksum checksum;
+  checksum.add({static_cast<const std::byte*>(here.const_data_ptr()), here.nbytes()});
+  version = tensor._version() + 1;
+  return sum = checksum.value();
 }
 
 // ---- loading -------------------------------------------------------------------------------------------------------
@@ -232,6 +249,22 @@ void Engine::Impl::check_same_parameters(const CheckpointManifest& manifest, con
   std::string text;
   for (std::size_t i = 0; i < std::min<std::size_t>(faults.size(), 5); ++i) text += "; " + faults[i];
   throw FileError(fmt::format("{}: not a checkpoint of this run: {} differences{}", where, faults.size(), text));
+}
+
+void Engine::Impl::check_same_frozen(const CheckpointManifest& manifest, const StateFiles& files,
+                                     const std::string& where) {
+  if (manifest.precision != config.precision) return;  // the same values have other bytes
+  std::unordered_map<std::string, std::uint64_t> saved;
+  for (const FrozenParameter& parameter : manifest.frozen) saved.emplace(parameter.name, parameter.checksum);
+  for (std::size_t i = 0; i < plan.frozen.size(); ++i) {
+    const std::string& name = plan.frozen[i].name;
+    const auto found = saved.find(name);
+    if (files.contains("frozen/" + name) || (found != saved.end() && found->second == frozen_checksum(i))) continue;
+    throw FileError(
+        fmt::format("{}: the frozen parameter {} has other values here than in the run that was saved: load "
+                    "the same base model first",
+                    where, name));
+  }
 }
 
 std::string Engine::load(const std::filesystem::path& path, const CheckpointLoadOptions& options) {
@@ -258,6 +291,7 @@ std::string Engine::load(const std::filesystem::path& path, const CheckpointLoad
   // First everything is found and checked, then it is taken over: a checkpoint that is refused changes nothing.
   std::vector<std::function<void()>> actions = s.checkpoint_actions(files);
   files.check_all_asked();
+  s.check_same_frozen(manifest, files, folder.string());
   Bytes total, done;
   for (const CheckpointFile& file : manifest.files) total += file.bytes;
   s.runtime->wait_all();

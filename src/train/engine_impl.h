@@ -95,6 +95,9 @@ struct Engine::Impl {
   std::vector<TensorSource> checkpoint_tensors();
   /// Throws: FileError naming the differences.
   void check_same_parameters(const CheckpointManifest& manifest, const std::string& where) const;
+  std::uint64_t frozen_checksum(std::size_t frozen);
+  /// Throws: FileError naming a frozen parameter that is another one than in the run that was saved.
+  void check_same_frozen(const CheckpointManifest& manifest, const StateFiles& files, const std::string& where);
   /// What takes a checkpoint's tensors over. Throws: FileError for one that is missing or does not fit.
   std::vector<std::function<void()>> checkpoint_actions(StateFiles& files);
   void take_counters(const CheckpointManifest& manifest, bool take_hyperparameters);
@@ -106,6 +109,8 @@ struct Engine::Impl {
   StepResult finish_step(StepStatus status, double norm);
   /// Throws: StateError when the loss scale cannot fall any further.
   StepResult skip_not_finite(double norm);
+  /// Says once which trained parameters had no gradient in the first update, `updated` being those that had.
+  void list_unused(const std::vector<std::size_t>& updated) const;
   void wait_for_ungated_chunks();
   /// The most the device held: by the pools, and by LibTorch.
   Bytes device_peak() const { return machine->ledger(Tier::device)->peak() + torch_memory_peak(config.device); }
@@ -139,7 +144,9 @@ struct Engine::Impl {
 
   // ---- the run
   std::unique_ptr<ReleasedStates> released;
-  std::string failure;                        // of an op: what later calls are refused with
+  std::string failure;  // of an op: what later calls are refused with
+  /// The checksum of each frozen parameter, and one more than the version it was computed of.
+  std::vector<std::pair<std::int64_t, std::uint64_t>> frozen_checksums;
   std::vector<std::int64_t> frozen_versions;  // of frozen parameters when the engine was made
   std::vector<std::int64_t> versions;         // each parameter's version counter after the engine's last write
   double first_weight = 0;                    // W0: 0 until there was one

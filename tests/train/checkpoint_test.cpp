@@ -145,6 +145,31 @@ TEST_F(Checkpoint, HoldsBuffersAndFrozenParametersThatWereWritten) {
   EXPECT_EQ(second.norm->running_mean.scalar_type(), torch::kFloat);
 }
 
+TEST_F(Checkpoint, OnAnotherFrozenBaseIsRefused) {
+  const auto run = [](const std::shared_ptr<CausalLM>& model) {
+    for (auto& item : model->named_parameters()) {
+      item.value().set_requires_grad(item.key().find("mlp") != std::string::npos);
+    }
+    return model;
+  };
+  const auto first = run(test::tiny_llama(false, 5)), same = run(test::tiny_llama(false, 5)),
+             other = run(test::tiny_llama(false, 77));
+  const Config config = run_config("zero_offload", DType::bf16, 4096, 1);
+  Engine from(*first, config), to(*same, config), wrong(*other, config);
+  steps(*first, from, 0, 2);
+  from.save(root_);
+  to.load(root_);
+  expect_same_state(*same, from, to);
+  const torch::Tensor before = wrong.master("model.layers.0.mlp.up_proj.weight");
+  try {
+    wrong.load(root_);
+    FAIL() << "adapters of another base were taken";
+  } catch (const FileError& error) {
+    EXPECT_NE(std::string(error.what()).find("frozen parameter"), std::string::npos) << error.what();
+  }
+  EXPECT_TRUE(same_bits(before, wrong.master("model.layers.0.mlp.up_proj.weight")));
+}
+
 TEST_F(Checkpoint, KeepsTheNewestAndReportsItsProgress) {
   const auto model = test::tiny_llama(true);
   Engine engine(*model, run_config("zero_offload", DType::f32, 4096, 1));

@@ -29,6 +29,12 @@ struct CheckpointParameter {
   std::int64_t updates = 0;
 };
 
+/// A parameter that is not trained: not stored, but known again.
+struct FrozenParameter {
+  std::string name;
+  std::uint64_t checksum = 0;  // XXH3 of its bytes in the working type
+};
+
 /// What a checkpoint holds beside tensors. Nothing in it depends on placement, chunk size, threads or working type.
 struct CheckpointManifest {
   std::int64_t step = 0;  // updates done
@@ -39,6 +45,7 @@ struct CheckpointManifest {
   std::vector<Hyperparameters> groups;    // before the learning-rate schedule
   std::optional<LossScalerState> scaler;  // of fp16 runs
   std::vector<CheckpointParameter> parameters;
+  std::vector<FrozenParameter> frozen;
   std::vector<CheckpointFile> files;
   std::string program;  // what the program gave to be kept, untouched
 };
