@@ -4,12 +4,14 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <fstream>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
+#include "core/config_reader.h"
+#include "core/strict_json.h"
+#include "spillway/core/config_file.h"
 #include "spillway/core/error.h"
+#include "spillway/core/log.h"
 #include "spillway/core/nearest.h"
 
 namespace spillway {
@@ -46,7 +48,7 @@ class Section {
   void read(const char* key, bool& target) {
     const json* value = find(key);
     if (value == nullptr) return;
-    require(value->is_boolean(), fmt::format("{}: expected true or false, found {}", path(key), value->dump()));
+    require(value->is_boolean(), fmt::format("{}: expected true or false, found {}", path(key), shown(*value)));
     target = value->get<bool>();
   }
   void read(const char* key, std::string& target) {
@@ -63,7 +65,7 @@ class Section {
     target = value->is_string() ? parse_bandwidth(value->get<std::string>()) : number(key, *value);
   }
   std::string text(const char* key, const json& value) const {
-    require(value.is_string(), fmt::format("{}: expected a string, found {}", path(key), value.dump()));
+    require(value.is_string(), fmt::format("{}: expected a string, found {}", path(key), shown(value)));
     return value.get<std::string>();
   }
 
@@ -71,19 +73,19 @@ class Section {
     for (const auto& [key, value] : object_.items()) {
       if (std::find(known_.begin(), known_.end(), key) != known_.end()) continue;
       const std::string nearest = nearest_name(key, known_);
-      throw InvalidArgument(fmt::format("{}: unknown key \"{}\"{}", where_, key,
+      throw InvalidArgument(fmt::format("{}: unknown key {}{}", where_, in_quotes(key),
                                         nearest.empty() ? "" : fmt::format("; did you mean \"{}\"?", nearest)));
     }
   }
 
  private:
   double number(const char* key, const json& value) const {
-    require(value.is_number(), fmt::format("{}: expected a number, found {}", path(key), value.dump()));
+    require(value.is_number(), fmt::format("{}: expected a number, found {}", path(key), shown(value)));
     return value.get<double>();
   }
   std::int64_t integer(const char* key, const json& value) const {
     require(value.is_number_integer() && (!value.is_number_unsigned() || value.get<std::uint64_t>() < (1ULL << 62)),
-            fmt::format("{}: expected an integer, found {}", path(key), value.dump()));
+            fmt::format("{}: expected an integer, found {}", path(key), shown(value)));
     return value.get<std::int64_t>();
   }
 
@@ -175,6 +177,12 @@ void read_lr_schedule(const json& object, const std::string& source, LrScheduleC
   section.read("warmup_steps", schedule.warmup_steps);
   section.read("total_steps", schedule.total_steps);
   section.read("final_factor", schedule.final_factor);
+  std::string warmup = "linear";
+  section.read("warmup_type", warmup);
+  using Warmup = LrScheduleConfig::Warmup;
+  schedule.warmup = choose<Warmup>(section.path("warmup_type"), warmup,
+                                   {{"linear", Warmup::linear}, {"logarithmic", Warmup::logarithmic}});
+  section.read("warmup_start", schedule.warmup_start);
   section.finish();
 }
 
@@ -202,6 +210,7 @@ void check_loss_scale(const LossScaleConfig& scale) {
 void check_lr_schedule(const LrScheduleConfig& schedule) {
   require(schedule.warmup_steps >= 0, "lr_schedule: warmup_steps is negative");
   require(schedule.final_factor >= 0 && schedule.final_factor <= 1, "lr_schedule: final_factor must be from 0 to 1");
+  require(schedule.warmup_start >= 0 && schedule.warmup_start <= 1, "lr_schedule: warmup_start must be from 0 to 1");
   if (schedule.kind == LrScheduleConfig::Kind::constant) return;
   require(schedule.total_steps > 0, "lr_schedule: a linear or cosine schedule needs total_steps above zero");
   require(
@@ -241,13 +250,7 @@ std::vector<Hyperparameters> Config::group_hyperparameters() const {
   return all;
 }
 
-Config Config::parse(const std::string& text, const std::string& source) {
-  json document;
-  try {
-    document = json::parse(text);
-  } catch (const json::exception& error) {
-    throw InvalidArgument(fmt::format("{}: not valid JSON: {}", source, error.what()));
-  }
+Config read_own_config(const json& document, const std::string& source) {
   Config config;
   Section section(document, source);
   section.read("schedule", config.schedule);
@@ -284,13 +287,24 @@ Config Config::parse(const std::string& text, const std::string& source) {
   return config;
 }
 
+const std::vector<std::string>& own_top_keys() {
+  static const std::vector<std::string> keys = {
+      "schedule",      "precision",   "device",       "optimizer",
+      "groups",        "lr_schedule", "loss_scale",   "low_memory_accumulation",
+      "recompute",     "clip_norm",   "accumulation", "chunk_elements",
+      "staging_slots", "threads",     "host_memory"};
+  return keys;
+}
+
+Config Config::parse(const std::string& text, const std::string& source) {
+  const LoadedConfig loaded = parse_config(text, source);
+  for (const std::string& warning : loaded.warnings) log({}, LogLevel::warning, warning);
+  loaded.config.validate();
+  return loaded.config;
+}
+
 Config Config::load(const std::filesystem::path& file) {
-  std::ifstream stream(file, std::ios::binary);
-  std::ostringstream text;
-  if (!stream || !(text << stream.rdbuf())) {
-    throw FileError(fmt::format("cannot read the configuration {}", file.string()));
-  }
-  return parse(text.str(), file.string());
+  return parse(read_config_file(file), file.string());
 }
 
 void Config::validate() const {

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/strict_json.h"
 #include "formats/file_kind.h"
-#include "formats/strict_json.h"
 #include "spillway/core/error.h"
 
 namespace spillway {

@@ -7,8 +7,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include "core/strict_json.h"
 #include "formats/safetensors_header.h"
-#include "formats/strict_json.h"
 #include "spillway/core/error.h"
 
 namespace spillway {

@@ -5,9 +5,9 @@
 #include <unordered_map>
 #include <utility>
 
+#include "core/strict_json.h"
 #include "formats/mapped_file.h"
 #include "formats/safetensors_header.h"
-#include "formats/strict_json.h"
 #include "spillway/core/error.h"
 #include "spillway/core/nearest.h"
 #include "spillway/formats/safetensors.h"

@@ -9,7 +9,7 @@
 #include <set>
 #include <sstream>
 
-#include "formats/strict_json.h"
+#include "core/strict_json.h"
 #include "spillway/core/error.h"
 
 namespace spillway {

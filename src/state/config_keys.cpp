@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "formats/strict_json.h"
+#include "core/strict_json.h"
 #include "spillway/core/error.h"
 #include "spillway/core/nearest.h"
 
@@ -15,14 +15,6 @@ namespace spillway {
 namespace {
 
 using Json = nlohmann::json;
-
-// A value as it stands in the file, cut where it is long.
-std::string shown(const Json& value) {
-  constexpr std::size_t kLongest = 80;
-  std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
-  if (text.size() > kLongest) text = text.substr(0, kLongest) + "...";
-  return text;
-}
 
 }  // namespace
 

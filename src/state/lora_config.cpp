@@ -7,8 +7,8 @@
 #include <string_view>
 #include <system_error>
 
+#include "core/strict_json.h"
 #include "formats/mapped_file.h"
-#include "formats/strict_json.h"
 #include "spillway/core/error.h"
 #include "spillway/state/lora_options.h"
 #include "state/config_keys.h"

@@ -9,8 +9,8 @@
 #include <string>
 #include <utility>
 
+#include "core/strict_json.h"
 #include "formats/mapped_file.h"
-#include "formats/strict_json.h"
 #include "spillway/core/error.h"
 #include "state/model_config_parts.h"
 

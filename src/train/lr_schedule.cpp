@@ -7,9 +7,20 @@
 
 namespace spillway {
 
+namespace {
+
+double warmup_share(const LrScheduleConfig& schedule, std::int64_t update) {
+  const auto done = static_cast<double>(update + 1);
+  const auto steps = static_cast<double>(schedule.warmup_steps);
+  if (schedule.warmup == LrScheduleConfig::Warmup::linear) return done / steps;
+  return std::log(done) / std::log(std::max(steps, 2.0));  // of one step, too, the logarithm divides
+}
+
+}  // namespace
+
 double lr_factor(const LrScheduleConfig& schedule, std::int64_t update) {
   if (update < schedule.warmup_steps) {
-    return static_cast<double>(update + 1) / static_cast<double>(schedule.warmup_steps);
+    return schedule.warmup_start + (1.0 - schedule.warmup_start) * warmup_share(schedule, update);
   }
   using Kind = LrScheduleConfig::Kind;
   if (schedule.kind == Kind::constant) return 1.0;

@@ -87,7 +87,7 @@ TEST(Config, UnknownKeysAreRefusedWithTheNearestName) {
 
 TEST(Config, ValuesThatNoRunCouldUseAreRefusedByName) {
   for (const auto& [json, part] : std::vector<std::pair<const char*, const char*>>{
-           {"[1]", "expected an object"},
+           {"[1]", "not a JSON object"},
            {"{\"clip_norm\": 1", "not valid JSON"},
            {R"({"clip_norm": "1"})", "clip_norm: expected a number"},
            {R"({"clip_norm": -1})", "clip_norm is -1"},
@@ -101,6 +101,8 @@ TEST(Config, ValuesThatNoRunCouldUseAreRefusedByName) {
            {R"({"device": {"kind": "gpu"}})", "\"emulated\", \"cuda\""},
            {R"({"staging_slots": 0})", "staging_slots is 0"},
            {R"({"lr_schedule": {"type": "linear"}})", "total_steps"},
+           {R"({"lr_schedule": {"warmup_type": "log"}})", "\"linear\", \"logarithmic\""},
+           {R"({"lr_schedule": {"warmup_start": 2}})", "warmup_start must be from 0 to 1"},
            {R"({"loss_scale": {"backoff": 2}})", "backoff"},
            {R"({"threads": -1})", "threads: expected 0 to 4096"}}) {
     const std::string text = refusal(json);

@@ -34,6 +34,9 @@ TEST(FuzzSeeds, Safetensors) {
 TEST(FuzzSeeds, ModelConfig) {
   expect_seeds("model_config", fuzz::model_config);
 }
+TEST(FuzzSeeds, Config) {
+  expect_seeds("config", fuzz::config);
+}
 TEST(FuzzSeeds, LoraOptions) {
   expect_seeds("lora_options", fuzz::lora_options);
 }
@@ -45,6 +48,7 @@ TEST(FuzzSeeds, TokenFile) {
 TEST(FuzzSeeds, NeighboursOfSeedsDoNotHarm) {
   const std::vector<std::pair<const char*, Target>> targets{{"safetensors", fuzz::safetensors},
                                                             {"model_config", fuzz::model_config},
+                                                            {"config", fuzz::config},
                                                             {"lora_options", fuzz::lora_options},
                                                             {"token_file", fuzz::token_file}};
   int runs = 0;

@@ -16,6 +16,9 @@ bool safetensors(std::span<const std::byte> input);
 /// The text of a config.json.
 bool model_config(std::span<const std::byte> input);
 
+/// The text of a configuration, Spillway's own or DeepSpeed's.
+bool config(std::span<const std::byte> input);
+
 /// The text of an adapter_config.json, whose adapters are then those of a small Llama.
 bool lora_options(std::span<const std::byte> input);
 

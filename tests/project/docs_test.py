@@ -30,6 +30,18 @@ class DocsTest(unittest.TestCase):
         elsewhere = {"block_call", "config", "master"}  # bound by the constructor for CausalLM; plain readers
         self.assertEqual([call for call in sorted(calls - elsewhere) if f"engine.{call}(" not in used], [])
 
+    def test_every_key_of_a_configuration_is_in_its_page(self):
+        page = (ROOT / "docs" / "configuration.md").read_text()
+        own, other = page.split("## DeepSpeed's keys")
+        reader = (ROOT / "src" / "core" / "config.cpp").read_text()
+        keys = set(re.findall(r'section\.(?:read|find|read_bandwidth)\("(\w+)"', reader))
+        self.assertGreater(len(keys), 40)
+        self.assertEqual([key for key in sorted(keys) if not re.search(rf"[`.]{key}[`.]", own)], [])
+        table = (ROOT / "src" / "core" / "deepspeed_keys.cpp").read_text()
+        keys = set(re.findall(r'\{"[\w.]*", "(\w+)", k', table))
+        self.assertGreater(len(keys), 130)
+        self.assertEqual([key for key in sorted(keys) if not re.search(rf"[`.]{key}[`.]", other)], [])
+
     def test_links_between_documents_lead_somewhere(self):
         for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]:
             for target in re.findall(r"\]\((?!https?:)([^)#]+)", re.sub(r"```.*?```", "", page.read_text(), flags=re.S)):

@@ -35,5 +35,29 @@ TEST(LrSchedule, CosineIsHalfWayInTheMiddle) {
   EXPECT_NEAR(lr_factor(schedule, 10), 0.0, 1e-15);
 }
 
+TEST(LrSchedule, LogarithmicWarmUpRisesFastAtFirst) {
+  LrScheduleConfig schedule;
+  schedule.warmup = LrScheduleConfig::Warmup::logarithmic;
+  schedule.warmup_steps = 100;
+  EXPECT_DOUBLE_EQ(lr_factor(schedule, 0), 0.0);
+  EXPECT_DOUBLE_EQ(lr_factor(schedule, 9), 0.5);
+  EXPECT_DOUBLE_EQ(lr_factor(schedule, 99), 1.0);
+  EXPECT_DOUBLE_EQ(lr_factor(schedule, 100), 1.0);
+  schedule.warmup_start = 0.2;
+  EXPECT_DOUBLE_EQ(lr_factor(schedule, 0), 0.2);
+  EXPECT_DOUBLE_EQ(lr_factor(schedule, 9), 0.6);
+  schedule.warmup_steps = 1;
+  EXPECT_DOUBLE_EQ(lr_factor(schedule, 0), 0.2);
+  EXPECT_DOUBLE_EQ(lr_factor(schedule, 1), 1.0);
+}
+
+TEST(LrSchedule, WarmUpStartsWhereItIsTold) {
+  LrScheduleConfig schedule;
+  schedule.warmup_steps = 4;
+  schedule.warmup_start = 0.5;
+  EXPECT_DOUBLE_EQ(lr_factor(schedule, 0), 0.625);
+  EXPECT_DOUBLE_EQ(lr_factor(schedule, 3), 1.0);
+}
+
 }  // namespace
 }  // namespace spillway

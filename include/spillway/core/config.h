@@ -40,14 +40,18 @@ struct GroupConfig {
 /// The optimizer's own numbers with a group's on top.
 Hyperparameters with_overrides(Hyperparameters hyperparameters, const GroupConfig& group);
 
-/// The learning rate of update number u (from 0): the optimizer's rate times a factor. During warm-up the factor is
-/// (u + 1) / warmup_steps; then constant, or falling to `final_factor` at total_steps on a line or half a cosine.
+/// The learning rate of update number u (from 0): the optimizer's rate times a factor. During warm-up the factor rises
+/// from `warmup_start` to one: by the share (u + 1) / warmup_steps of the way, or log(u + 1) / log(warmup_steps). Then
+/// it is constant, or falls to `final_factor` at total_steps on a line or half a cosine.
 struct LrScheduleConfig {
   enum class Kind { constant, linear, cosine };
+  enum class Warmup { linear, logarithmic };
   Kind kind = Kind::constant;
   std::int64_t warmup_steps = 0;
   std::int64_t total_steps = 0;  // linear and cosine only
   double final_factor = 0;
+  Warmup warmup = Warmup::linear;
+  double warmup_start = 0;
 };
 
 /// How the loss scale of fp16 training moves. Names and defaults as PyTorch's GradScaler, with a minimum and
@@ -107,8 +111,9 @@ struct Config {
   /// The hyperparameters of group 0 (the optimizer's own) and of each entry of `groups`.
   std::vector<Hyperparameters> group_hyperparameters() const;
 
-  /// Reads Spillway's own JSON; keys as the fields above, nested as in docs/architecture.md. Unknown keys, wrong types
-  /// and impossible values are refused. Throws: InvalidArgument naming the key, and the nearest known one.
+  /// Reads Spillway's own JSON or a DeepSpeed configuration (docs/configuration.md has every key); what the latter says
+  /// without effect here is logged as a warning. Unknown keys, wrong types and impossible values are refused.
+  /// config_file.h has the same with more said. Throws: InvalidArgument naming the key, and the nearest known one.
   static Config parse(const std::string& json, const std::string& source);
   /// Throws: FileError when the file cannot be read; else as parse.
   static Config load(const std::filesystem::path& file);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "formats/strict_json.h"
+#include "core/strict_json.h"
 
 #include <fmt/format.h>
 
@@ -41,6 +41,14 @@ std::string in_quotes(std::string_view text) {
   std::string shown = Json(text.substr(0, kLongest)).dump(-1, ' ', false, Json::error_handler_t::replace);
   if (cut) shown += "...";
   return shown;
+}
+
+std::string shown(const Json& value) {
+  constexpr std::size_t kLongest = 100;
+  if (value.is_structured() && value.size() > kLongest) return value.is_array() ? "a long array" : "a large object";
+  std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  if (text.size() > kLongest) text = text.substr(0, kLongest) + "...";
+  return text;
 }
 
 std::string json_fault_text(const Json::exception& error) {

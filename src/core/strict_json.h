@@ -21,6 +21,9 @@ nlohmann::json parse_strict_object(std::string_view text);
 /// `text` of a file for a message: in quotes, escaped as JSON escapes, cut where it is long.
 std::string in_quotes(std::string_view text);
 
+/// A value for a message, cut where it is long.
+std::string shown(const nlohmann::json& value);
+
 /// The fault of a nlohmann exception without that library's own prefix.
 std::string json_fault_text(const nlohmann::json::exception& error);
 
