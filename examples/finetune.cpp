@@ -118,7 +118,8 @@ void add_training_flags(CLI::App& app, Options& o) {
 }
 
 void add_offload_flags(CLI::App& app, Options& o) {
-  app.add_option("--offload", o.offload, "JSON configuration; flags given here override it")->check(CLI::ExistingFile);
+  app.add_option("--offload", o.offload, "JSON configuration, Spillway's or DeepSpeed's; flags override it")
+      ->check(CLI::ExistingFile);
   app.add_option("--preset", o.preset, "schedule: " + schedule_names() + " [zero_offload]");
   app.add_option("--device", o.device, "emulated, cuda or cuda:N [emulated]");
   app.add_option("--device-memory", o.device_memory, "capacity of the device, for example 64MiB");
@@ -128,78 +129,11 @@ void add_offload_flags(CLI::App& app, Options& o) {
   app.add_flag("--recompute", o.recompute, "compute activations again in backward instead of keeping them");
   app.add_flag("--low-memory-accumulation", o.low_memory_accumulation,
                "sum gradients in bf16 or fp16 instead of fp32: less memory, less exact");
+  app.add_flag("--print-config", o.print_config,
+               "print every key of the configuration in force, and which file or flag it came from, and end");
   app.add_flag("--dry-run", o.dry_run,
                "print what the run would hold, by tier and use, and end: needs --seq-len or --data, but no weights");
   app.add_option("--threads", o.threads, "of the CPU optimizer [half the cores]")->check(CLI::Range(0, 4096));
-}
-
-void apply_device(const std::string& text, spillway::DeviceConfig& device) {
-  if (text == "emulated") {
-    device.kind = spillway::DeviceConfig::Kind::emulated;
-    return;
-  }
-  int ordinal = 0, used = 0;
-  const bool numbered = std::sscanf(text.c_str(), "cuda:%d%n", &ordinal, &used) == 1 &&
-                        used == static_cast<int>(text.size()) && ordinal >= 0;
-  spillway::require(text == "cuda" || numbered, "--device " + text + ": expected emulated, cuda or cuda:N");
-  device.kind = spillway::DeviceConfig::Kind::cuda;
-  device.ordinal = ordinal;
-}
-
-std::int64_t total_steps(const Options& o, std::int64_t rows, std::int64_t micro_batches) {
-  if (o.steps > 0) return o.steps;
-  const double epochs = o.epochs > 0 ? o.epochs : 1;
-  const auto rows_a_step = static_cast<double>(o.batch_size * micro_batches);
-  return std::max<std::int64_t>(1, std::llround(std::ceil(static_cast<double>(rows) * epochs / rows_a_step)));
-}
-
-void apply_lr_schedule(const Options& o, std::int64_t steps, spillway::LrScheduleConfig& schedule) {
-  using Kind = spillway::LrScheduleConfig::Kind;
-  if (!o.lr_schedule.empty()) {
-    schedule.kind = o.lr_schedule == "linear"   ? Kind::linear
-                    : o.lr_schedule == "cosine" ? Kind::cosine
-                                                : Kind::constant;
-    schedule.total_steps = steps;
-  }
-  schedule.warmup_steps = o.warmup_steps.value_or(schedule.warmup_steps);
-  schedule.final_factor = o.min_lr_ratio.value_or(schedule.final_factor);
-}
-
-/// The configuration file, if any, with what the command line says on top.
-Config make_config(const Options& o, std::int64_t rows, std::int64_t& steps) {
-  Config config = o.offload.empty() ? Config{} : Config::load(o.offload);
-  if (!o.preset.empty()) config.schedule = o.preset;
-  if (!o.device.empty()) apply_device(o.device, config.device);
-  if (!o.device_memory.empty()) config.device.memory = spillway::parse_bytes(o.device_memory);
-  if (!o.host_memory.empty()) config.host_memory = spillway::parse_bytes(o.host_memory);
-  if (!o.link_bandwidth.empty()) {
-    config.device.upload_bandwidth = config.device.download_bandwidth = spillway::parse_bandwidth(o.link_bandwidth);
-  }
-  if (!o.chunk_size.empty()) config.chunk_elements = spillway::parse_bytes(o.chunk_size).value;
-  if (!o.precision.empty()) config.precision = *spillway::parse_dtype(o.precision);
-  config.recompute = config.recompute || o.recompute;
-  config.low_memory_accumulation = config.low_memory_accumulation || o.low_memory_accumulation;
-  config.threads = o.threads.value_or(config.threads);
-  spillway::Hyperparameters& h = config.hyperparameters;
-  h.lr = o.lr.value_or(h.lr);
-  h.eps = o.eps.value_or(h.eps);
-  h.weight_decay = o.weight_decay.value_or(h.weight_decay);
-  if (o.betas.size() == 2) {
-    h.beta1 = o.betas[0];
-    h.beta2 = o.betas[1];
-  }
-  if (config.groups.empty()) {
-    spillway::GroupConfig no_decay;  // biases and norms
-    no_decay.max_dims = 1;
-    no_decay.weight_decay = 0;
-    config.groups.push_back(no_decay);
-  }
-  config.clip_norm = o.clip_norm.value_or(config.clip_norm);
-  config.accumulation = o.grad_accum.value_or(std::max<std::int64_t>(config.accumulation, 1));
-  steps = total_steps(o, rows, config.accumulation);
-  apply_lr_schedule(o, steps, config.lr_schedule);
-  config.validate();
-  return config;
 }
 
 /// One step: forward and backward of each micro-batch, then the update.
@@ -295,7 +229,7 @@ int dry_run(const Options& o) {
     rows = data.rows();
   }
   spillway::require(length > 0, "--dry-run needs --seq-len, or --data whose rows have a length");
-  return finetune::print_dry_run(shape, make_config(o, rows, steps), o, length);
+  return finetune::print_dry_run(shape, finetune::make_config(o, rows, steps).config, o, length);
 }
 
 int run(const Options& o) {
@@ -310,7 +244,7 @@ int run(const Options& o) {
   std::optional<spillway::TokenFile> eval_data;
   if (!o.eval_data.empty()) eval_data.emplace(o.eval_data, data.length());
   std::int64_t steps = 0;
-  const Config config = make_config(o, data.rows(), steps);
+  const Config config = finetune::make_config(o, data.rows(), steps).config;
   // Before weights are read and outputs are made: whether it fits.
   const spillway::Bytes activations = finetune::activations_of(shape, config, o, data.length());
   spillway::check_fits(spillway::plan_run(spillway::planned_parameters(shape, config, finetune::lora_options(o.lora)),
@@ -373,6 +307,8 @@ int main(int argc, char** argv) {
   finetune::add_lora_flags(app, options.lora);
   try {
     app.parse(argc, argv);
+    finetune::read_offload_file(app, options);
+    if (options.print_config) return finetune::print_config(options);
     return run(options);
   } catch (const CLI::ParseError& error) {
     const int code = app.exit(error);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "spillway/core/config.h"
+#include "spillway/core/config_file.h"
 #include "spillway/core/units.h"
 #include "spillway/state/lora_options.h"
 #include "spillway/state/model_config.h"
@@ -53,8 +54,18 @@ struct Options {
   std::int64_t save_every = 0, keep = 2;
   bool resume = false;
   bool no_shuffle = false, recompute = false, low_memory_accumulation = false, dry_run = false;
+  bool print_config = false;
   LoraFlags lora;
+  spillway::LoadedConfig file;  // of --offload
+  std::string batch_size_origin;
 };
+
+/// Reads the file of --offload, if any: its size of a micro-batch stands where no flag gives one.
+void read_offload_file(const CLI::App& app, Options& options);
+/// The configuration of --offload with what the other flags say on top, and where each value came from.
+spillway::LoadedConfig make_config(const Options& options, std::int64_t rows, std::int64_t& steps);
+/// Prints that.
+int print_config(const Options& options);
 
 void add_lora_flags(CLI::App& app, LoraFlags& flags);
 /// Throws: InvalidArgument where the flags do not go together.

@@ -106,6 +106,33 @@ class FinetuneTest(unittest.TestCase):
         measured = self.finetune(*shape).split("memory measured:")[1]
         self.assertEqual(total(promised, "  device"), total(measured, "  device"))
 
+    def test_a_deepspeed_configuration_trains_and_its_values_say_where_they_came_from(self):
+        file = self.folder / "ds.json"
+        file.write_text(json.dumps({
+            "train_batch_size": "auto", "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
+            "optimizer": {"type": "AdamW", "params": {"lr": "auto", "eps": "1e-7"}}, "gradient_clipping": 0.5,
+            "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_max_lr": "auto", "warmup_num_steps": 2,
+                                                              "total_num_steps": "auto"}},
+            "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": True}}}))
+        base = ("--init", self.folder / "config.json", "--data", self.folder / "tokens.bin", "--seq-len", 16,
+                "--output", self.folder / "out", "--offload", file, "--lr", "1e-2", "--steps", 3)
+        text = self.finetune(*base, "--print-config")
+        self.assertFalse((self.folder / "out").exists())
+        for value, origin in (("rows of a micro-batch: 4", "ds.json: train_micro_batch_size_per_gpu"),
+                              ('"lr": 0.01', "--lr"), ('"eps": 1e-07', "ds.json: optimizer.params.eps"),
+                              ('"total_steps": 3', "--steps"),
+                              ('"clip_norm": 0.5', "ds.json: gradient_clipping"), ('"threads": 0', "// default"),
+                              ('"schedule": "zero_offload"', "offload_optimizer")):
+            line = [line for line in text.splitlines() if value in line]
+            self.assertTrue(line and origin in line[0], f"{value} from {origin} in\n{text}")
+        self.assertIn("without effect here: zero_optimization.offload_optimizer.pin_memory", text)
+        out = self.finetune(*base)
+        self.assertIn("3 steps of 2 x 4 rows, schedule zero_offload", out)
+        file.write_text(text[text.index("//"):])
+        again = self.finetune(*base[:-4], "--print-config")
+        self.assertIn('"total_steps": 3', again)
+        self.assertIn("saved to", self.finetune(*base[:-4], "--steps", 1, "--batch-size", 2))
+
     def test_wrong_use_is_named(self):
         for arguments, words in (
                 (("--no-such-flag",), "no-such-flag"),
