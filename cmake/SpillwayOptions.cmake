@@ -37,7 +37,7 @@ function(spillway_configure_target target)
     target_link_options(${target} PUBLIC -fsanitize=${SPILLWAY_SANITIZE})
     if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
       # The sanitizers' own branches make g++ see uninitialised and stray reads in the standard library's headers.
-      target_compile_options(${target} PRIVATE -Wno-maybe-uninitialized -Wno-array-bounds)
+      target_compile_options(${target} PRIVATE -Wno-maybe-uninitialized -Wno-array-bounds -Wno-stringop-overflow)
     endif()
   endif()
   if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")

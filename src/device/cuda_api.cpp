@@ -69,7 +69,11 @@ class Device final : public cuda::CudaDevice {
   void wait_event(void* event) override {
     cuda::check_code(cudaEventSynchronize(static_cast<cudaEvent_t>(event)), "waiting for the device");
   }
-  bool passed(void* event) override { return cudaEventQuery(static_cast<cudaEvent_t>(event)) != cudaErrorNotReady; }
+  bool passed(void* event) override {
+    if (cudaEventQuery(static_cast<cudaEvent_t>(event)) != cudaErrorNotReady) return true;
+    cudaGetLastError();  // else the next launch would report it
+    return false;
+  }
   void order_after(StreamRef stream, void* event) override {
     cuda::check_code(cudaStreamWaitEvent(native(stream), static_cast<cudaEvent_t>(event), 0),
                      "ordering a stream after an event");
@@ -138,6 +142,7 @@ void copy(StreamRef stream, void* to, const void* from, Bytes bytes) {
 void check_code(int code, const char* what) {
   if (code == cudaSuccess) return;
   const auto error = static_cast<cudaError_t>(code);
+  cudaGetLastError();  // reported here: a later launch must not report it again
   throw DeviceError(
       fmt::format("CUDA failed at {}: {} ({}). The fault may lie in work given to the GPU before; "
                   "compute-sanitizer finds where",

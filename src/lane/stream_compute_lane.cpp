@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <exception>
+
 #include "lane/op_runner.h"
 #include "spillway/lane/stream_lane.h"
 
@@ -23,7 +25,11 @@ class StreamComputeLane final : public ComputeLane {
 
   Ticket mark(const char*, std::int64_t, double) override {
     TicketPromise promise;
-    promise.issue(events_.record(current_()));
+    try {
+      promise.issue(events_.record(current_()));
+    } catch (...) {  // of work given before: those who wait are told
+      promise.fail(std::current_exception());
+    }
     return promise.ticket();
   }
 

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <charconv>
@@ -25,8 +26,8 @@ namespace {
 
 namespace fs = std::filesystem;
 constexpr std::string_view kPrefix = "step-";
-constexpr std::string_view kAsidePrefix = ".saving-";  // then the process number, then another one
-constexpr unsigned kExchange = 2;                      // RENAME_EXCHANGE: two names swap what they stand for, at once
+constexpr std::string_view kAside = ".saving-";  // then the host, the process number, and another one
+constexpr unsigned kExchange = 2;                // RENAME_EXCHANGE: two names swap what they stand for, at once
 
 std::optional<std::int64_t> number_after(std::string_view name, std::string_view prefix) {
   if (name.substr(0, prefix.size()) != prefix) return std::nullopt;
@@ -56,9 +57,16 @@ void remove_folder(const fs::path& folder) {
   if (error) throw FileError(fmt::format("{}: cannot remove it: {}", folder.string(), error.message()));
 }
 
+// Process numbers mean something on one host alone, and several may save to one file system.
+std::string aside_prefix() {
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  return fmt::format("{}{}-", kAside, host.data());
+}
+
 std::string aside_name() {
   static std::atomic<unsigned> counter{0};
-  return fmt::format("{}{}-{}", kAsidePrefix, ::getpid(), counter.fetch_add(1));
+  return fmt::format("{}{}-{}", aside_prefix(), ::getpid(), counter.fetch_add(1));
 }
 
 // What saves of processes that are gone left behind. A process number that is in use again keeps its leftovers until
@@ -66,7 +74,7 @@ std::string aside_name() {
 void remove_leftovers(const fs::path& root) {
   std::vector<fs::path> left;
   for_entries(root, [&](const fs::path& entry) {
-    const auto process = number_after(entry.filename().string(), kAsidePrefix);
+    const auto process = number_after(entry.filename().string(), aside_prefix());
     if (!process || *process == ::getpid()) return;
     if (::kill(static_cast<pid_t>(*process), 0) != 0 && errno == ESRCH) left.push_back(entry);
   });
@@ -91,7 +99,12 @@ void take_name(const fs::path& aside, const fs::path& target) {
   if (::syscall(SYS_renameat2, AT_FDCWD, aside.c_str(), AT_FDCWD, target.c_str(), kExchange) == 0) return;
   const fs::path old = target.parent_path() / aside_name();  // a file system that cannot exchange
   rename_folder(target, old);
-  rename_folder(aside, target);
+  try {
+    rename_folder(aside, target);
+  } catch (...) {
+    rename_folder(old, target);
+    throw;
+  }
   rename_folder(old, aside);
 }
 
@@ -164,12 +177,13 @@ fs::path CheckpointWriter::commit(CheckpointManifest manifest) {
   return target;
 }
 
-void prune_checkpoints(const fs::path& root, std::int64_t keep) {
+void prune_checkpoints(const fs::path& root, const fs::path& newest, std::int64_t keep) {
   require(keep >= 1, fmt::format("{} checkpoints were asked to be kept; expected at least 1", keep));
-  std::vector<fs::path> all = list_checkpoints(root);
-  if (static_cast<std::int64_t>(all.size()) <= keep) return;
-  all.resize(all.size() - static_cast<std::size_t>(keep));
-  for (const fs::path& folder : all) {
+  std::vector<fs::path> others = list_checkpoints(root);
+  std::erase_if(others, [&](const fs::path& folder) { return folder.filename() == newest.filename(); });
+  if (static_cast<std::int64_t>(others.size()) <= keep - 1) return;
+  others.resize(others.size() - static_cast<std::size_t>(keep - 1));
+  for (const fs::path& folder : others) {
     // First out of sight, so that half a folder is never taken for a checkpoint.
     const fs::path aside = root / aside_name();
     rename_folder(folder, aside);

@@ -64,8 +64,12 @@ std::int64_t Engine::enter_block(const torch::nn::Module& module, std::int64_t r
 void Engine::leave_block(std::int64_t index) noexcept {
   const OpenBlock open = impl_->open_blocks.back();
   impl_->open_blocks.pop_back();
-  // Forward multiplies each row with each element once: two operations.
-  impl_->pace(2.0 * open.block->elements * static_cast<double>(open.rows));
+  try {
+    const TorchDeviceScope device(impl_->config.device);
+    // Forward multiplies each row with each element once: two operations.
+    impl_->pace(2.0 * open.block->elements * static_cast<double>(open.rows));
+  } catch (...) {  // a device that fails here is reported by the next call that waits for it
+  }
   impl_->machine->trace().span(impl_->forward_track, open.block->label, open.begin_ns, Trace::now(), 0, index);
 }
 

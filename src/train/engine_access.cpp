@@ -88,6 +88,7 @@ std::int64_t Engine::Impl::find_parameter(const std::string& name) const {
 
 torch::Tensor Engine::Impl::read(std::int64_t parameter, StateRole role) {
   check_holds_states();
+  const TorchDeviceScope device(config.device);
   const HostScope host;
   const torch::NoGradGuard no_grad;
   torch::Tensor out = torch::empty(plan.trainable[static_cast<std::size_t>(parameter)].tensor.sizes(), torch::kFloat);
@@ -97,6 +98,7 @@ torch::Tensor Engine::Impl::read(std::int64_t parameter, StateRole role) {
 
 void Engine::Impl::write(std::int64_t parameter, StateRole role, const torch::Tensor& value) {
   check_usable();
+  const TorchDeviceScope device(config.device);
   const ModelParameter& target = plan.trainable[static_cast<std::size_t>(parameter)];
   check_value(target.name, target.tensor, value);
   const HostScope host;
@@ -132,6 +134,7 @@ std::size_t Engine::group_of(const std::string& name) const {
 
 void Engine::wait_parameters() {
   impl_->check_holds_states();
+  const TorchDeviceScope device(impl_->config.device);
   impl_->runtime->wait_all();
 }
 

@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cstring>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
 #include "formats/checksum.h"
@@ -18,6 +17,7 @@
 #include "spillway/core/error.h"
 #include "spillway/train/checkpoint.h"
 #include "train/engine_impl.h"
+#include "train/state_files.h"
 
 namespace spillway {
 namespace {
@@ -71,16 +71,26 @@ torch::Tensor tensor_of(const TensorView& view, torch::ScalarType type) {
   return out;
 }
 
-torch::Tensor cpu_random_state() {
-  at::Generator generator = at::globalContext().defaultGenerator(torch::kCPU);
+torch::Tensor random_state(torch::Device device) {
+  at::Generator generator = at::globalContext().defaultGenerator(device);
   const std::scoped_lock lock(generator.mutex());
   return generator.get_state();
 }
 
-void set_cpu_random_state(const torch::Tensor& state) {
-  at::Generator generator = at::globalContext().defaultGenerator(torch::kCPU);
+void set_random_state(torch::Device device, const torch::Tensor& state) {
+  at::Generator generator = at::globalContext().defaultGenerator(device);
   const std::scoped_lock lock(generator.mutex());
   generator.set_state(state);
+}
+
+/// Throws: FileError where the bytes are no state of such a generator.
+void check_random_state(torch::Device device, const torch::Tensor& state, const std::string& where) {
+  try {
+    at::Generator generator = at::globalContext().defaultGenerator(device).clone();
+    generator.set_state(state);
+  } catch (const std::exception& error) {
+    throw FileError(fmt::format("{}: random numbers cannot go on from what is stored: {}", where, error.what()));
+  }
 }
 
 Bytes bytes_of(const TensorSource& source) {
@@ -90,49 +100,6 @@ Bytes bytes_of(const TensorSource& source) {
 }
 
 }  // namespace
-
-/// The tensors of all state files of a checkpoint, and which of them were asked for.
-class StateFiles {
- public:
-  StateFiles(const std::filesystem::path& folder, const CheckpointManifest& manifest) : folder_(folder) {
-    for (const CheckpointFile& file : manifest.files) {
-      readers_.emplace_back(folder / file.name);
-      for (const std::string& name : readers_.back().names()) {
-        if (!place_.emplace(name, readers_.size() - 1).second) {
-          throw FileError(fmt::format("{}: tensor {} stands in two files", folder.string(), name));
-        }
-      }
-    }
-  }
-  bool contains(const std::string& name) const { return place_.count(name) > 0; }
-  /// Throws: FileError where it is missing or of another type or shape.
-  TensorView get(const std::string& name, DType dtype, const std::vector<std::int64_t>& shape) {
-    const auto found = place_.find(name);
-    if (found == place_.end()) throw FileError(fmt::format("{}: tensor {} is missing", folder_.string(), name));
-    TensorView view = readers_[found->second].tensor(name);
-    if (view.dtype != dtype || view.shape != shape) {
-      throw FileError(fmt::format("{}: tensor {} is {} {}; expected {} {}", folder_.string(), name,
-                                  to_string(view.dtype), c10::str(view.shape), to_string(dtype), c10::str(shape)));
-    }
-    asked_.insert(name);
-    return view;
-  }
-  /// Throws: FileError naming a tensor that nothing asked for.
-  void check_all_asked() const {
-    if (asked_.size() == place_.size()) return;
-    for (const auto& [name, reader] : place_) {
-      if (asked_.count(name) == 0) {
-        throw FileError(fmt::format("{}: nothing in this run is called {}", folder_.string(), name));
-      }
-    }
-  }
-
- private:
-  const std::filesystem::path folder_;
-  std::vector<SafetensorsReader> readers_;
-  std::unordered_map<std::string, std::size_t> place_;
-  std::unordered_set<std::string> asked_;
-};
 
 // ---- saving --------------------------------------------------------------------------------------------------------
 
@@ -158,7 +125,9 @@ std::vector<TensorSource> Engine::Impl::checkpoint_tensors() {
   for (const auto& buffer : module.named_buffers()) {
     if (buffer.value().defined()) out.push_back(source_of("buffer/" + buffer.key(), buffer.value()));
   }
-  out.push_back(source_of("random/cpu", cpu_random_state()));
+  out.push_back(source_of("random/cpu", random_state(torch::kCPU)));
+  const torch::Device device = torch_device(config.device);
+  if (!device.is_cpu()) out.push_back(source_of("random/device", random_state(device)));
   if (causal_lm != nullptr && causal_lm->uses_dropout()) {
     out.push_back(source_of("random/dropout", causal_lm->dropout_state()));
   }
@@ -169,6 +138,7 @@ std::filesystem::path Engine::save(const std::filesystem::path& root, const Chec
   Impl& s = *impl_;
   s.check_usable();
   s.check_between_steps("save()");
+  const TorchDeviceScope device(s.config.device);
   require(options.keep >= 0, fmt::format("keep is {}; expected zero (all) or more", options.keep));
   const HostScope host;
   s.check_parameters();  // masters of weights that the program wrote are brought up to date
@@ -211,7 +181,7 @@ std::filesystem::path Engine::save(const std::filesystem::path& root, const Chec
   }
   manifest.program = options.program;
   const std::filesystem::path made = writer.commit(std::move(manifest));
-  if (options.keep > 0) prune_checkpoints(root, options.keep);
+  if (options.keep > 0) prune_checkpoints(root, made, options.keep);
   return made;
 }
 
@@ -227,6 +197,18 @@ std::uint64_t Engine::Impl::frozen_checksum(std::size_t i) {
   version = tensor._version() + 1;
   return sum = checksum.value();
 }
+
+namespace {
+
+void check_numbers(const std::filesystem::path& folder, const Hyperparameters& group) {
+  try {
+    check_hyperparameters("manifest.json", group);
+  } catch (const InvalidArgument& error) {
+    throw FileError(fmt::format("{}: {}", folder.string(), error.what()));
+  }
+}
+
+}  // namespace
 
 // ---- loading -------------------------------------------------------------------------------------------------------
 
@@ -271,6 +253,7 @@ std::string Engine::load(const std::filesystem::path& path, const CheckpointLoad
   Impl& s = *impl_;
   s.check_usable();
   s.check_between_steps("load()");
+  const TorchDeviceScope device(s.config.device);
   const HostScope host;
   const torch::NoGradGuard no_grad;
   std::filesystem::path folder = path;
@@ -294,11 +277,17 @@ std::string Engine::load(const std::filesystem::path& path, const CheckpointLoad
   s.check_same_frozen(manifest, files, folder.string());
   Bytes total, done;
   for (const CheckpointFile& file : manifest.files) total += file.bytes;
+  for (const Hyperparameters& group : manifest.groups) check_numbers(folder, group);
   s.runtime->wait_all();
-  for (std::size_t i = 0; i < actions.size(); ++i) {
-    actions[i]();
-    done = {total.value / static_cast<std::int64_t>(actions.size()) * static_cast<std::int64_t>(i + 1)};
-    if (options.progress) options.progress(i + 1 == actions.size() ? total : done, total);
+  try {
+    for (std::size_t i = 0; i < actions.size(); ++i) {
+      actions[i]();
+      done = {total.value / static_cast<std::int64_t>(actions.size()) * static_cast<std::int64_t>(i + 1)};
+      if (options.progress) options.progress(i + 1 == actions.size() ? total : done, total);
+    }
+  } catch (const std::exception& error) {
+    s.failure = error.what();  // a part of the states is the checkpoint's
+    throw;
   }
   s.take_counters(manifest, options.hyperparameters);
   return manifest.program;
@@ -330,12 +319,31 @@ std::vector<std::function<void()>> Engine::Impl::checkpoint_actions(StateFiles& 
   for (const auto& buffer : module.named_buffers()) {
     if (buffer.value().defined()) copy_into("buffer/" + buffer.key(), buffer.value());
   }
-  const torch::Tensor random = cpu_random_state();
-  const TensorView view = files.get("random/cpu", DType::u8, random.sizes().vec());
-  actions.push_back([view] { set_cpu_random_state(tensor_of(view, torch::kByte)); });
-  if (causal_lm != nullptr && causal_lm->uses_dropout() && files.contains("random/dropout")) {
-    const TensorView masks = files.get("random/dropout", DType::u8, causal_lm->dropout_state().sizes().vec());
-    actions.push_back([this, masks] { causal_lm->set_dropout_state(tensor_of(masks, torch::kByte)); });
+  const auto take_random = [&](const std::string& name, torch::Device device) {
+    const torch::Tensor state = tensor_of(files.get(name, DType::u8, random_state(device).sizes().vec()), torch::kByte);
+    check_random_state(device, state, name);
+    actions.push_back([state, device] { set_random_state(device, state); });
+  };
+  take_random("random/cpu", torch::kCPU);
+  const torch::Device device = torch_device(config.device);
+  if (!device.is_cpu() && files.contains("random/device")) {
+    take_random("random/device", device);
+  } else {
+    files.leave("random/device");  // of another kind of device: masks drawn there cannot be drawn here
+  }
+  if (causal_lm != nullptr && causal_lm->uses_dropout() &&
+      files.has_shape("random/dropout", causal_lm->dropout_state())) {
+    const torch::Tensor before = causal_lm->dropout_state();
+    const torch::Tensor masks = tensor_of(files.get("random/dropout", DType::u8, before.sizes().vec()), torch::kByte);
+    try {
+      causal_lm->set_dropout_state(masks);
+    } catch (const std::exception& error) {
+      throw FileError(fmt::format("random/dropout: masks cannot go on from what is stored: {}", error.what()));
+    }
+    causal_lm->set_dropout_state(before);
+    actions.push_back([this, masks] { causal_lm->set_dropout_state(masks); });
+  } else {
+    files.leave("random/dropout");
   }
   return actions;
 }

@@ -58,20 +58,20 @@ Engine::Impl::Impl(torch::nn::Module& m, Config c, EngineOptions o)
     set_update_rules();
     set_hooks();
     move_parameters();
+    cap_torch_memory(config.device, *machine->ledger(Tier::device));
+    if (config.low_memory_accumulation && config.precision != DType::f32) {
+      log(options.log, LogLevel::warning,
+          fmt::format("low-memory accumulation: gradients are summed in {}, so sums of many micro-batches lose small "
+                      "gradients that fp32 accumulation keeps",
+                      to_string(config.precision)));
+    }
   } catch (...) {
     give_back();
     throw;
   }
   for (const ModelParameter& parameter : plan.frozen) frozen_versions.push_back(parameter.tensor._version());
-  cap_torch_memory(config.device, *machine->ledger(Tier::device));
   if (machine->kind() == DeviceKind::emulated) {
     device_scope = std::make_unique<DeviceScope>(machine->ledger(Tier::device));
-  }
-  if (config.low_memory_accumulation && config.precision != DType::f32) {
-    log(options.log, LogLevel::warning,
-        fmt::format("low-memory accumulation: gradients are summed in {}, so sums of many micro-batches lose small "
-                    "gradients that fp32 accumulation keeps",
-                    to_string(config.precision)));
   }
 }
 

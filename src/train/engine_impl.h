@@ -134,8 +134,9 @@ struct Engine::Impl {
 
   // ---- the step that is going on
   bool in_backward = false;
-  bool profiling = false;   // gradients are dropped
-  bool recomputed = false;  // a block was called with recompute since the engine was made
+  bool profiling = false;    // gradients are dropped
+  bool recomputing = false;  // inside a second forward and its backward
+  bool recomputed = false;   // a block was called with recompute since the engine was made
   /// Gradients of each parameter that are still to come in this backward, where blocks are recomputed.
   std::vector<std::int64_t> uses_left;
   std::int64_t micro_batches = 0;

@@ -15,6 +15,7 @@ void Engine::Impl::give_back() noexcept {
     for (ModelParameter& parameter : *list) torch::autograd::impl::set_post_acc_grad_hooks(parameter.tensor, nullptr);
   }
   try {
+    lift_torch_cap(config.device);  // the module's next user may take all of the device
     move_out();
   } catch (const std::exception& error) {
     log(options.log, LogLevel::error,

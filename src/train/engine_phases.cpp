@@ -97,23 +97,35 @@ void Engine::release(const std::optional<std::filesystem::path>& file) {
   Impl& s = *impl_;
   s.check_usable();
   s.check_between_steps("release()");
+  const TorchDeviceScope device(s.config.device);
   s.check_parameters();
   auto states = std::make_unique<ReleasedStates>(file);
   s.runtime->wait_all();
   s.runtime->release([&](const void* data, std::size_t bytes) { states->save(data, bytes); },
                      [&] {
                        states->rewind();
-                       s.move_out();
+                       try {
+                         s.move_out();
+                       } catch (...) {
+                         s.move_working_values();
+                         throw;
+                       }
                      });
   s.released = std::move(states);
+  lift_torch_cap(s.config.device);  // what comes next may use all of the device
 }
 
 void Engine::restore() {
   Impl& s = *impl_;
   if (!s.released) throw StateError("restore() without a release() before it");
-  s.released->rewind();
-  s.runtime->restore([&](void* data, std::size_t bytes) { s.released->load(data, bytes); });
+  const TorchDeviceScope device(s.config.device);
+  if (s.runtime->released()) {  // else an earlier restore() came this far
+    empty_torch_cache(s.config.device);
+    s.released->rewind();
+    s.runtime->restore([&](void* data, std::size_t bytes) { s.released->load(data, bytes); });
+  }
   s.move_working_values();
+  cap_torch_memory(s.config.device, *s.machine->ledger(Tier::device));
   s.released.reset();
 }
 

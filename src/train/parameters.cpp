@@ -129,7 +129,7 @@ void move_to(const torch::Tensor& parameter, const View& target, torch::Device d
     parameter.set_data(there);
     return;
   }
-  if (parameter.numel() == 0) return;
+  if (parameter.numel() == 0 || parameter.const_data_ptr() == target.data) return;
   if (keep_values) std::memcpy(target.data, parameter.const_data_ptr(), parameter.nbytes());
   parameter.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(
       {target.data, target.data, [](void*) {}, c10::Device(c10::kCPU)});

@@ -84,18 +84,20 @@ class RandomState {
 // Everything random that a block may draw from, as it is now.
 class RandomNumbers {
  public:
-  RandomNumbers(CausalLM* model, torch::Device device) : model_(model), libtorch_(device) {
+  RandomNumbers(CausalLM* model, torch::Device device) : model_(model) {
+    states_.emplace_back(torch::kCPU);
+    if (!device.is_cpu()) states_.emplace_back(device);
     const HostScope host;
     if (model_ != nullptr && model_->uses_dropout()) dropout_ = model_->dropout_state();
   }
   void set() const {
-    libtorch_.set();
+    for (const RandomState& state : states_) state.set();
     if (dropout_.defined()) model_->set_dropout_state(dropout_);
   }
 
  private:
   CausalLM* model_;
-  RandomState libtorch_;
+  std::vector<RandomState> states_;
   torch::Tensor dropout_;
 };
 
@@ -166,7 +168,8 @@ std::vector<torch::Tensor> Engine::call_recomputed(torch::nn::Module& block, Blo
   Impl& s = *impl_;
   const auto needs_gradient = [](const torch::Tensor& t) { return t.defined() && t.requires_grad(); };
   // Without an input that needs a gradient (an embedding's tokens) a block keeps little to be computed again.
-  if (!torch::GradMode::is_enabled() || std::none_of(inputs.begin(), inputs.end(), needs_gradient)) {
+  // Inside a block that is being recomputed, its own call frees what this one would.
+  if (!torch::GradMode::is_enabled() || s.recomputing || std::none_of(inputs.begin(), inputs.end(), needs_gradient)) {
     const BlockScope scope(*this, block, rows);
     return forward(inputs);
   }
@@ -175,7 +178,7 @@ std::vector<torch::Tensor> Engine::call_recomputed(torch::nn::Module& block, Blo
   for (const torch::Tensor& parameter : block.parameters()) {
     if (parameter.requires_grad()) call->parameters.push_back(parameter);
   }
-  const torch::Device device = inputs.front().device();
+  const torch::Device device = torch_device(s.config.device);
   const GatedBlock* const gate = &s.gated_block(block);
   call->with_same_random_numbers = [&s, gate, rows, device,
                                     first = RandomNumbers(s.causal_lm, device)](const std::function<void()>& body) {
@@ -183,7 +186,15 @@ std::vector<torch::Tensor> Engine::call_recomputed(torch::nn::Module& block, Blo
     const std::int64_t begin = Trace::now();
     first.set();
     s.pace(2.0 * gate->elements * static_cast<double>(rows));  // the forward that is done again
-    body();
+    const bool outermost = !std::exchange(s.recomputing, true);
+    try {
+      body();
+    } catch (...) {
+      if (outermost) s.recomputing = false;
+      present.set();
+      throw;
+    }
+    if (outermost) s.recomputing = false;
     present.set();
     s.machine->trace().span(s.forward_track, s.machine->trace().label("recompute block"), begin, Trace::now(), 0,
                             gate->index);

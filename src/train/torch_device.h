@@ -38,6 +38,10 @@ class TorchDeviceScope {
 /// device, whose ledger counts LibTorch's memory itself.
 void cap_torch_memory(const DeviceConfig& config, const MemoryLedger& ledger);
 
+/// Takes the cap off again, and gives what LibTorch's allocator keeps for later back to the GPU.
+void lift_torch_cap(const DeviceConfig& config);
+void empty_torch_cache(const DeviceConfig& config);
+
 /// The most that LibTorch has held on the GPU since the last reset; zero on the emulated device.
 Bytes torch_memory_peak(const DeviceConfig& config);
 void reset_torch_memory_peak(const DeviceConfig& config);

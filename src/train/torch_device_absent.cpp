@@ -20,6 +20,8 @@ TorchDeviceScope::TorchDeviceScope(const DeviceConfig&) {}
 TorchDeviceScope::~TorchDeviceScope() = default;
 
 void cap_torch_memory(const DeviceConfig&, const MemoryLedger&) {}
+void lift_torch_cap(const DeviceConfig&) {}
+void empty_torch_cache(const DeviceConfig&) {}
 
 Bytes torch_memory_peak(const DeviceConfig&) {
   return {};

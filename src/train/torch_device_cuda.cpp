@@ -28,6 +28,7 @@ void check_torch_device(const DeviceConfig& config) {
   require(torch::cuda::is_available(),
           "device cuda was asked for, but there is no usable GPU for LibTorch. Use the emulated device");
   torch::zeros({1}, torch_device(config));  // LibTorch sets its side of the GPU up with the first tensor
+  empty_torch_cache(config);                // what it keeps of former work would count as used
 }
 
 std::function<StreamRef()> torch_stream(const DeviceConfig& config) {
@@ -54,6 +55,16 @@ void cap_torch_memory(const DeviceConfig& config, const MemoryLedger& ledger) {
   const auto total = static_cast<double>(find_gpu(config.ordinal).memory.value);
   const auto left = static_cast<double>((ledger.capacity() - ledger.used().total()).value);
   c10::cuda::CUDACachingAllocator::setMemoryFraction(std::clamp(left / total, 0.0, 1.0), index_of(config));
+}
+
+void lift_torch_cap(const DeviceConfig& config) {
+  if (!on_gpu(config)) return;
+  c10::cuda::CUDACachingAllocator::setMemoryFraction(1.0, index_of(config));
+  c10::cuda::CUDACachingAllocator::emptyCache();
+}
+
+void empty_torch_cache(const DeviceConfig& config) {
+  if (on_gpu(config)) c10::cuda::CUDACachingAllocator::emptyCache();
 }
 
 Bytes torch_memory_peak(const DeviceConfig& config) {

@@ -5,7 +5,9 @@
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
+#include <array>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -196,6 +198,19 @@ TEST_F(Checkpoint, KeepsTheNewestAndReportsItsProgress) {
   EXPECT_EQ(std::distance(fs::directory_iterator(root_), fs::directory_iterator()), 2) << "nothing else is left";
 }
 
+TEST_F(Checkpoint, ThatWasJustMadeIsKeptWhateverItsNumber) {
+  const auto model = test::tiny_llama(true);
+  Engine engine(*model, run_config("zero_offload", DType::f32, 4096, 1));
+  steps(*model, engine, 0, 1);
+  engine.save(root_);
+  steps(*model, engine, 1, 4);
+  engine.save(root_);
+  engine.load(root_ / "step-00000001");
+  steps(*model, engine, 1, 2);
+  const fs::path made = engine.save(root_, {.keep = 1});
+  EXPECT_EQ(list_checkpoints(root_), std::vector<fs::path>{made});
+}
+
 TEST_F(Checkpoint, GroupNumbersThatWereChangedComeBackUnlessTheConfigurationsAreAskedFor) {
   const auto model = test::tiny_llama(true);
   EngineOptions quiet;
@@ -276,6 +291,8 @@ TEST_F(Checkpoint, ManifestsOfStrangersAreReadStrictly) {
       {"\"format\": \"spillway-checkpoint\"", "\"format\": \"pickle\""},
       {"\"xxh3\": \"", "\"xxh3\": \"g"},
       {"\"step\": 1", "\"step\": 1, \"step\": 2"},
+      {"\"beta1\": 0.9", "\"beta1\": 1.9"},
+      {"\"lr\": ", "\"lr\": -"},
       {"{", "["},
   };
   for (const auto& [from, to] : changes) {
@@ -288,6 +305,33 @@ TEST_F(Checkpoint, ManifestsOfStrangersAreReadStrictly) {
   }
   std::ofstream(manifest) << good;
   EXPECT_EQ(refusal(engine, root_), "");
+}
+
+TEST_F(Checkpoint, WithRandomNumbersThatAreNoneIsRefusedBeforeAnythingChanges) {
+  const auto model = test::tiny_llama(true);
+  Engine engine(*model, run_config("zero_offload", DType::f32, 4096, 1));
+  steps(*model, engine, 0, 1);
+  const fs::path saved = engine.save(root_), states = saved / "states-00001.safetensors";
+  steps(*model, engine, 1, 2);
+  const torch::Tensor before = engine.master("model.norm.weight");
+  {
+    std::fstream file(states, std::ios::binary | std::ios::in | std::ios::out);
+    file.seekp(static_cast<std::streamoff>(fs::file_size(states) - 5056));  // bytes come last
+    file << std::string(5056, '\xff');
+  }
+  EXPECT_THROW(engine.load(root_, {.verify = false}), FileError);
+  EXPECT_TRUE(same_bits(before, engine.master("model.norm.weight")));
+  EXPECT_EQ(engine.updates("model.norm.weight"), 2);
+}
+
+TEST_F(Checkpoint, AProgressCallThatThrowsInALoadEndsTheEngine) {
+  const auto model = test::tiny_llama(true);
+  Engine engine(*model, run_config("zero_offload", DType::f32, 4096, 1));
+  steps(*model, engine, 0, 1);
+  engine.save(root_);
+  const auto fail = [](Bytes, Bytes) { throw std::runtime_error("the terminal is gone"); };
+  EXPECT_THROW(engine.load(root_, {.progress = fail}), std::runtime_error);
+  EXPECT_THROW(steps(*model, engine, 1, 2), StateError) << "half a checkpoint is no state to train from";
 }
 
 TEST_F(Checkpoint, IsRefusedInsideAStep) {
@@ -330,13 +374,19 @@ TEST_F(Checkpoint, LeftoversOfAKilledSaveAreNoCheckpointsAndAreRemovedByTheNext)
   const auto model = test::tiny_llama(true);
   Engine engine(*model, run_config("zero_offload", DType::f32, 4096, 1));
   steps(*model, engine, 0, 1);
-  fs::create_directories(root_ / ".saving-999999999-0");
-  std::ofstream(root_ / ".saving-999999999-0" / "states-00001.safetensors") << "half";
+  std::array<char, 256> host{};
+  ASSERT_EQ(gethostname(host.data(), host.size() - 1), 0);
+  const fs::path dead = root_ / (std::string(".saving-") + host.data() + "-999999999-0");
+  const fs::path elsewhere = root_ / ".saving-another.host-999999999-0";
+  fs::create_directories(dead);
+  fs::create_directories(elsewhere);
+  std::ofstream(dead / "states-00001.safetensors") << "half";
   fs::create_directories(root_ / "step-latest");
   fs::create_directories(root_ / "step-00000009-old");
   EXPECT_TRUE(list_checkpoints(root_).empty());
   engine.save(root_);
-  EXPECT_FALSE(fs::exists(root_ / ".saving-999999999-0"));
+  EXPECT_FALSE(fs::exists(dead));
+  EXPECT_TRUE(fs::exists(elsewhere)) << "its process may live";
   EXPECT_TRUE(fs::exists(root_ / "step-latest")) << "not ours";
   EXPECT_EQ(list_checkpoints(root_).size(), 1u);
 }

@@ -85,7 +85,8 @@ class CheckpointWriter {
   std::vector<CheckpointFile> files_;
 };
 
-/// Removes all but the newest `keep` checkpoints of `root`. Throws: FileError.
-void prune_checkpoints(const std::filesystem::path& root, std::int64_t keep);
+/// Removes checkpoints of `root` but for `newest`, which was just made, and those of the `keep` - 1 highest steps
+/// beside it. Throws: FileError.
+void prune_checkpoints(const std::filesystem::path& root, const std::filesystem::path& newest, std::int64_t keep);
 
 }  // namespace spillway

@@ -264,8 +264,9 @@ class Engine {
   /// unchanged.
   std::filesystem::path save(const std::filesystem::path& root, const CheckpointOptions& options = {});
   /// Goes on from a checkpoint, or from the newest in a folder of them; returns what the program gave to save(). The
-  /// module and the optimizer must be those that were saved. Blocks. Throws: FileError naming what is missing, damaged
-  /// or different: then nothing has changed; StateError inside a step.
+  /// module and the optimizer must be those that were saved. Random numbers of a device go on there only where it is of
+  /// the same kind. Blocks. Throws: FileError naming what is missing, damaged or different: then nothing has changed;
+  /// StateError inside a step. What `progress` throws, or a device that fails, ends the engine.
   std::string load(const std::filesystem::path& checkpoint, const CheckpointLoadOptions& options = {});
 
   const Config& config() const;
