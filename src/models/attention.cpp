@@ -42,6 +42,19 @@ Tensor repeat_heads(const Tensor& x, std::int64_t times) {
       .reshape({x.size(0), x.size(1) * times, x.size(2), x.size(3)});
 }
 
+// Of positions [..., length], fp32.
+RotaryTables tables(const Tensor& positions, const Tensor& frequencies, torch::ScalarType type) {
+  const Tensor angles = positions.unsqueeze(-1) * frequencies.to(positions.device());
+  const Tensor both = at::cat({angles, angles}, -1);
+  return {both.cos().to(type), both.sin().to(type)};
+}
+
+// What is added to scores, from what is seen [batch, length, length].
+Tensor mask_from(const Tensor& seen, torch::ScalarType type) {
+  const Tensor hidden = seen.bitwise_not().unsqueeze(1);
+  return at::zeros(hidden.sizes(), hidden.options().dtype(type)).masked_fill_(hidden, lowest(type));
+}
+
 // Constants made inside an inference-mode scope could not be used by a later training step.
 struct PlainTensors {
   c10::InferenceMode inference{false};
@@ -74,12 +87,20 @@ Tensor causal_mask(std::int64_t length, std::optional<std::int64_t> window, cons
   const Tensor positions = at::arange(length, options.dtype(torch::kLong));
   const Tensor distance = positions.unsqueeze(1) - positions;  // of a key behind its query
   Tensor hidden = distance < 0;
-  if (window) hidden = hidden.logical_or_(distance >= *window);
+  if (window) hidden = hidden.bitwise_or_(distance >= *window);
   return at::zeros({length, length}, options).masked_fill_(hidden, lowest(c10::typeMetaToScalarType(options.dtype())));
+}
+
+bool layer_slides(const ModelConfig& config, std::int64_t layer) {
+  if (!config.sliding_window) return false;
+  return config.layer_slides.empty() || config.layer_slides.at(static_cast<std::size_t>(layer));
 }
 
 AttentionConstants::AttentionConstants(const ModelConfig& config) : window_(config.sliding_window) {
   const PlainTensors plain;
+  for (std::int64_t layer = 0; layer < config.layers; ++layer) {
+    (layer_slides(config, layer) ? none_slides_ : all_slide_) = false;
+  }
   if (config.family != ModelFamily::gpt2) frequencies_ = rotary_frequencies(config);
 }
 
@@ -100,9 +121,7 @@ const RotaryTables& AttentionConstants::rotary(const Tensor& hidden) {
   if (!rotary_.cos.defined()) {
     const PlainTensors plain;
     const Tensor positions = at::arange(length_, options_.dtype(torch::kFloat));
-    const Tensor angles = positions.unsqueeze(1) * frequencies_.to(options_.device());
-    const Tensor both = at::cat({angles, angles}, -1);
-    rotary_ = {both.cos().to(options_.dtype()), both.sin().to(options_.dtype())};
+    rotary_ = tables(positions, frequencies_, c10::typeMetaToScalarType(options_.dtype()));
   }
   return rotary_;
 }
@@ -117,6 +136,39 @@ const Tensor& AttentionConstants::mask(const Tensor& hidden, bool sliding) {
   return kept;
 }
 
+RotaryTables AttentionConstants::rotary_of(const BlockInputs& inputs) {
+  return inputs.rotary.cos.defined() ? inputs.rotary : rotary(inputs.hidden);
+}
+
+Tensor AttentionConstants::mask_of(const BlockInputs& inputs, bool sliding) {
+  const Tensor& given = sliding ? inputs.sliding_mask : inputs.mask;
+  return given.defined() ? given : mask(inputs.hidden, sliding);
+}
+
+RotaryTables AttentionConstants::rotary_at(const Tensor& positions, torch::ScalarType type) const {
+  if (!frequencies_.defined()) return {};
+  const PlainTensors plain;
+  const RotaryTables all = tables(positions.to(torch::kFloat), frequencies_, type);
+  return {all.cos.unsqueeze(1), all.sin.unsqueeze(1)};
+}
+
+BlockInputs AttentionConstants::of_documents(const Tensor& documents, torch::ScalarType type) const {
+  const PlainTensors plain;
+  BlockInputs inputs;
+  const Tensor order = at::arange(documents.size(1), documents.options());
+  const Tensor seen = documents.unsqueeze(2).eq(documents.unsqueeze(1)).bitwise_and_(order.unsqueeze(1) >= order);
+  // Widened by itself: on processors a sum that also converts makes a copy that tensors without memory do not show.
+  inputs.positions = seen.to(torch::kInt).sum(-1, /*keepdim=*/false, torch::kInt).sub_(1).to(torch::kLong);
+  if (!all_slide_) inputs.mask = mask_from(seen, type);
+  if (!none_slides_) {
+    const Tensor& places = inputs.positions;
+    const Tensor near = places.unsqueeze(1).gt((places - *window_).unsqueeze(2));
+    inputs.sliding_mask = mask_from(near.bitwise_and(seen), type);
+  }
+  inputs.rotary = rotary_at(inputs.positions, type);
+  return inputs;
+}
+
 Tensor attend(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& mask,
               const AttentionSettings& settings, DropoutGenerator& dropout, bool training) {
   const std::int64_t shared_by = query.size(1) / key.size(1);
@@ -127,6 +179,19 @@ Tensor attend(const Tensor& query, const Tensor& key, const Tensor& value, const
   const Tensor mixed =
       batched_product(dropout.apply(weights, settings.dropout, training), repeat_heads(value, shared_by));
   return mixed.transpose(1, 2).reshape({query.size(0), query.size(2), -1});
+}
+
+Tensor attend_cached(const BlockInputs& inputs, const Tensor& query, const Tensor& key, const Tensor& value,
+                     const AttentionSettings& settings) {
+  const std::int64_t length = query.size(2), kept = inputs.new_keys.size(2);
+  inputs.new_keys.copy_(key.narrow(2, length - kept, kept));
+  inputs.new_values.copy_(value.narrow(2, length - kept, kept));
+  if (length > 1) return {};
+  // Query heads that share a key head are rows of one product: no key is copied for each of them.
+  const Tensor rows = query.reshape({query.size(0), key.size(1), -1, query.size(3)});
+  const Tensor scores = batched_product(rows, inputs.keys.transpose(-1, -2)).mul_(settings.scale);
+  const Tensor weights = at::softmax(scores, -1, torch::kFloat).to(query.scalar_type());
+  return batched_product(weights, inputs.values).reshape({query.size(0), 1, -1});
 }
 
 }  // namespace spillway

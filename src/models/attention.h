@@ -6,15 +6,11 @@
 #include <cstdint>
 #include <optional>
 
+#include "models/block_inputs.h"
 #include "models/dropout.h"
 #include "spillway/state/model_config.h"
 
 namespace spillway {
-
-/// Cosines and sines of the rotary embedding. Shapes: [length, head_dim] each.
-struct RotaryTables {
-  torch::Tensor cos, sin;
-};
 
 /// The rotary frequencies of a configuration, with its scaling applied. Shapes: [head_dim / 2], fp32, in host memory.
 torch::Tensor rotary_frequencies(const ModelConfig& config);
@@ -27,6 +23,9 @@ torch::Tensor rotate(const torch::Tensor& x, const RotaryTables& tables);
 /// Shapes: [length, length].
 torch::Tensor causal_mask(std::int64_t length, std::optional<std::int64_t> window, const torch::TensorOptions& options);
 
+/// Whether a layer sees through the configuration's window.
+bool layer_slides(const ModelConfig& config, std::int64_t layer);
+
 /// Tensors that depend on nothing but length, element type and device; made when first asked for and kept until another
 /// length is.
 class AttentionConstants {
@@ -37,10 +36,21 @@ class AttentionConstants {
   const RotaryTables& rotary(const torch::Tensor& hidden);
   const torch::Tensor& mask(const torch::Tensor& hidden, bool sliding);
 
+  /// As the two above where `inputs` does not say otherwise.
+  RotaryTables rotary_of(const BlockInputs& inputs);
+  torch::Tensor mask_of(const BlockInputs& inputs, bool sliding);
+
+  /// Of any positions, not kept. Shapes: positions [batch, length] int64 -> [batch, 1, length, head_dim]; undefined
+  /// where positions are learned.
+  RotaryTables rotary_at(const torch::Tensor& positions, torch::ScalarType type) const;
+  /// Positions, rotary tables and masks of rows that hold several documents. Shapes: documents [batch, length] int64.
+  BlockInputs of_documents(const torch::Tensor& documents, torch::ScalarType type) const;
+
  private:
   void fit(const torch::Tensor& hidden);
 
   std::optional<std::int64_t> window_;
+  bool all_slide_ = true, none_slides_ = true;
   torch::Tensor frequencies_;  // undefined where positions are learned
   std::int64_t length_ = -1;
   torch::TensorOptions options_;
@@ -60,5 +70,10 @@ struct AttentionSettings {
 torch::Tensor attend(const torch::Tensor& query, const torch::Tensor& key, const torch::Tensor& value,
                      const torch::Tensor& mask, const AttentionSettings& settings, DropoutGenerator& dropout,
                      bool training);
+
+/// Puts a block's keys and values into its cache. Where the block has one position alone, returns what that position
+/// sees of the cache, computed as by `attend`; else an undefined tensor: the block attends to its own.
+torch::Tensor attend_cached(const BlockInputs& inputs, const torch::Tensor& query, const torch::Tensor& key,
+                            const torch::Tensor& value, const AttentionSettings& settings);
 
 }  // namespace spillway

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <unordered_map>
 
+#include "models/attention.h"
+#include "models/block_inputs.h"
 #include "models/dropout.h"
 #include "models/families.h"
 #include "models/scalar_type.h"
@@ -49,11 +51,14 @@ void draw(torch::Tensor& parameter, const std::string& name, const ModelConfig& 
 }  // namespace
 
 CausalLM::CausalLM(ModelConfig config)
-    : torch::nn::Module("CausalLM"), config_(std::move(config)), dropout_(std::make_shared<DropoutGenerator>()) {}
+    : torch::nn::Module("CausalLM"),
+      config_(std::move(config)),
+      dropout_(std::make_shared<DropoutGenerator>()),
+      constants_(std::make_shared<AttentionConstants>(config_)) {}
 
 CausalLM::~CausalLM() = default;
 
-torch::Tensor CausalLM::forward(const torch::Tensor& tokens) {
+torch::Tensor CausalLM::forward(const torch::Tensor& tokens, const torch::Tensor& documents) {
   const bool fits = tokens.dim() == 2 && tokens.scalar_type() == torch::kLong && tokens.size(1) > 0;
   if (!fits) {
     throw InvalidArgument(fmt::format("A model's input is tokens [batch, length] of type int64; got {} of type {}.",
@@ -65,19 +70,39 @@ torch::Tensor CausalLM::forward(const torch::Tensor& tokens) {
                     "configuration: cut the rows, or use a model with more positions.",
                     tokens.size(1), config_.max_position));
   }
-  std::vector<torch::Tensor> flow{tokens};
-  for (std::size_t i = 0; i < blocks_.size(); ++i) {
-    flow = block_call_ ? block_call_(*blocks_[i].module, forwards_[i], flow) : forwards_[i](flow);
+  BlockInputs inputs;
+  if (documents.defined()) {
+    if (documents.sizes() != tokens.sizes() || documents.scalar_type() != torch::kLong) {
+      throw InvalidArgument(
+          fmt::format("The documents of tokens {} have the same shape and type int64; got {} of type {}.",
+                      c10::str(tokens.sizes()), c10::str(documents.sizes()), c10::toString(documents.scalar_type())));
+    }
+    inputs = constants_->of_documents(documents.to(tokens.device()), parameters().front().scalar_type());
   }
-  return flow.at(0);
+  inputs.hidden = tokens;
+  return run(std::move(inputs), {});
 }
 
-void CausalLM::add_block(std::string name, std::vector<std::shared_ptr<torch::nn::Module>> parts,
-                         BlockForward forward) {
+torch::Tensor CausalLM::run(BlockInputs inputs,
+                            const std::function<void(std::size_t block, BlockInputs& inputs)>& before) {
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    if (before) before(i, inputs);
+    const PackedInputs packed = pack(inputs);
+    const BlockForward forward = [body = &bodies_[i],
+                                  present = packed.present](const std::vector<torch::Tensor>& tensors) {
+      return std::vector{(*body)(unpack(tensors, present))};
+    };
+    inputs.hidden =
+        (block_call_ ? block_call_(*blocks_[i].module, forward, packed.tensors) : forward(packed.tensors)).at(0);
+  }
+  return inputs.hidden;
+}
+
+void CausalLM::add_block(std::string name, std::vector<std::shared_ptr<torch::nn::Module>> parts, BlockBody body) {
   auto module = parts.size() == 1 ? parts.front() : std::make_shared<BlockParts>(parts);
   blocks_.push_back({.name = std::move(name), .module = module.get(), .parameters = {}});
   block_modules_.push_back(std::move(module));
-  forwards_.push_back(std::move(forward));
+  bodies_.push_back(std::move(body));
 }
 
 void CausalLM::name_blocks() {

@@ -34,10 +34,16 @@ class Gpt2Attention : public torch::nn::Module {
         "c_proj", std::make_shared<Dense>(config.hidden, config.hidden, true, WeightLayout::in_out, shared.options));
   }
 
-  Tensor forward(const Tensor& x, const Tensor& mask) {
+  // `inputs` are the layer's, whose hidden states `x` comes from.
+  Tensor forward(const Tensor& x, const BlockInputs& inputs, AttentionConstants& constants) {
     const std::vector<Tensor> parts = c_attn_->forward(x).split(x.size(-1), -1);
-    const Tensor mixed =
-        attend(by_head(parts[0]), by_head(parts[1]), by_head(parts[2]), mask, settings_, *dropout_, is_training());
+    const Tensor query = by_head(parts[0]), key = by_head(parts[1]), value = by_head(parts[2]);
+    Tensor mixed;
+    if (inputs.keys.defined()) mixed = attend_cached(inputs, query, key, value, settings_);
+    if (!mixed.defined()) {
+      const Tensor mask = constants.mask_of(inputs, /*sliding=*/false);
+      mixed = attend(query, key, value, mask, settings_, *dropout_, is_training());
+    }
     return dropout_->apply(c_proj_->forward(mixed), residual_dropout_, is_training());
   }
 
@@ -86,8 +92,9 @@ class Gpt2Layer : public torch::nn::Module {
     mlp_ = register_module("mlp", std::make_shared<Gpt2Mlp>(shared));
   }
 
-  Tensor forward(const Tensor& x) {
-    const Tensor attended = x + attn_->forward(ln_1_->forward(x), constants_->mask(x, /*sliding=*/false));
+  Tensor forward(const BlockInputs& inputs) {
+    const Tensor& x = inputs.hidden;
+    const Tensor attended = x + attn_->forward(ln_1_->forward(x), inputs, *constants_);
     return attended + mlp_->forward(ln_2_->forward(attended));
   }
 
@@ -101,32 +108,34 @@ class Gpt2Layer : public torch::nn::Module {
 class Gpt2 : public CausalLM {
  public:
   Gpt2(const ModelConfig& config, const torch::TensorOptions& options) : CausalLM(config) {
-    const Shared shared{this->config(), options, dropout(), std::make_shared<AttentionConstants>(config)};
+    const Shared shared{this->config(), options, dropout(), constants()};
     auto body = register_module("transformer", std::make_shared<torch::nn::Module>());
     wte_ = body->register_module("wte", std::make_shared<Embedding>(config.vocabulary, config.hidden, options));
     wpe_ = body->register_module("wpe", std::make_shared<Embedding>(config.max_position, config.hidden, options));
-    add_block("embedding", {wte_, wpe_}, [this](const auto& inputs) { return std::vector{embed(inputs.at(0))}; });
+    add_block("embedding", {wte_, wpe_}, [this](const BlockInputs& inputs) { return embed(inputs); });
     auto layers = body->register_module("h", torch::nn::ModuleList());
     for (std::int64_t i = 0; i < config.layers; ++i) {
       auto layer = std::make_shared<Gpt2Layer>(shared, i);
       layers->push_back(layer);
       add_block("layers." + std::to_string(i), {layer},
-                [layer = layer.get()](const auto& inputs) { return std::vector{layer->forward(inputs.at(0))}; });
+                [layer = layer.get()](const BlockInputs& inputs) { return layer->forward(inputs); });
     }
     norm_ = body->register_module("ln_f", std::make_shared<LayerNorm>(config.hidden, config.norm_eps, options));
     head_ = wte_;
     if (!config.tied_head) {
       head_ = register_module("lm_head", std::make_shared<Embedding>(config.vocabulary, config.hidden, options));
     }
-    add_block("head", {norm_, head_}, [this](const auto& inputs) { return std::vector{logits(inputs.at(0))}; });
+    add_block("head", {norm_, head_}, [this](const BlockInputs& inputs) { return logits(inputs.hidden); });
     name_blocks();
   }
 
  private:
-  Tensor embed(const Tensor& tokens) {
-    // Positions are the first rows in order, so a view of the table does what a look-up would.
-    const Tensor words = wte_->forward(tokens);
-    const Tensor hidden = words + wpe_->weight.narrow(0, 0, tokens.size(1));
+  Tensor embed(const BlockInputs& inputs) {
+    const Tensor words = wte_->forward(inputs.hidden);
+    // Where positions are the first rows in order, a view of the table does what a look-up would.
+    const Tensor places =
+        inputs.positions.defined() ? wpe_->forward(inputs.positions) : wpe_->weight.narrow(0, 0, inputs.hidden.size(1));
+    const Tensor hidden = words + places;
     return dropout()->apply(hidden, config().embedding_dropout, is_training());
   }
 

@@ -42,11 +42,19 @@ class LlamaAttention : public torch::nn::Module {
     k_norm_ = register_module("k_norm", shared.norm(head_dim_));
   }
 
-  Tensor forward(const Tensor& x, const RotaryTables& rotary, const Tensor& mask) {
+  // `inputs` are the layer's, whose hidden states `x` comes from.
+  Tensor forward(const Tensor& x, const BlockInputs& inputs, AttentionConstants& constants, bool slides) {
+    const RotaryTables rotary = constants.rotary_of(inputs);
     const Tensor query = rotate(by_head(q_proj_->forward(x), q_norm_), rotary);
     const Tensor key = rotate(by_head(k_proj_->forward(x), k_norm_), rotary);
     const Tensor value = by_head(v_proj_->forward(x), nullptr);
-    return o_proj_->forward(attend(query, key, value, mask, settings_, *dropout_, is_training()));
+    Tensor mixed;
+    if (inputs.keys.defined()) mixed = attend_cached(inputs, query, key, value, settings_);
+    if (!mixed.defined()) {
+      const Tensor mask = constants.mask_of(inputs, slides);
+      mixed = attend(query, key, value, mask, settings_, *dropout_, is_training());
+    }
+    return o_proj_->forward(mixed);
   }
 
  private:
@@ -87,17 +95,16 @@ class LlamaLayer : public torch::nn::Module {
  public:
   LlamaLayer(const Shared& shared, std::int64_t index) : constants_(shared.constants) {
     const ModelConfig& config = shared.config;
-    const bool some_slide = !config.layer_slides.empty();
-    slides_ = config.sliding_window && (!some_slide || config.layer_slides.at(static_cast<std::size_t>(index)));
+    slides_ = layer_slides(config, index);
     self_attn_ = register_module("self_attn", std::make_shared<LlamaAttention>(shared));
     mlp_ = register_module("mlp", std::make_shared<LlamaMlp>(shared));
     input_layernorm_ = register_module("input_layernorm", shared.norm(config.hidden));
     post_attention_layernorm_ = register_module("post_attention_layernorm", shared.norm(config.hidden));
   }
 
-  Tensor forward(const Tensor& x) {
-    const Tensor attended =
-        x + self_attn_->forward(input_layernorm_->forward(x), constants_->rotary(x), constants_->mask(x, slides_));
+  Tensor forward(const BlockInputs& inputs) {
+    const Tensor& x = inputs.hidden;
+    const Tensor attended = x + self_attn_->forward(input_layernorm_->forward(x), inputs, *constants_, slides_);
     return attended + mlp_->forward(post_attention_layernorm_->forward(attended));
   }
 
@@ -112,25 +119,25 @@ class LlamaLayer : public torch::nn::Module {
 class Llama : public CausalLM {
  public:
   Llama(const ModelConfig& config, const torch::TensorOptions& options) : CausalLM(config) {
-    const Shared shared{this->config(), options, dropout(), std::make_shared<AttentionConstants>(config)};
+    const Shared shared{this->config(), options, dropout(), constants()};
     auto body = register_module("model", std::make_shared<torch::nn::Module>());
     auto embedding = std::make_shared<Embedding>(config.vocabulary, config.hidden, options, config.padding_token);
     body->register_module("embed_tokens", embedding);
     add_block("embedding", {embedding},
-              [table = embedding.get()](const auto& inputs) { return std::vector{table->forward(inputs.at(0))}; });
+              [table = embedding.get()](const BlockInputs& inputs) { return table->forward(inputs.hidden); });
     auto layers = body->register_module("layers", torch::nn::ModuleList());
     for (std::int64_t i = 0; i < config.layers; ++i) {
       auto layer = std::make_shared<LlamaLayer>(shared, i);
       layers->push_back(layer);
       add_block("layers." + std::to_string(i), {layer},
-                [layer = layer.get()](const auto& inputs) { return std::vector{layer->forward(inputs.at(0))}; });
+                [layer = layer.get()](const BlockInputs& inputs) { return layer->forward(inputs); });
     }
     norm_ = body->register_module("norm", shared.norm(config.hidden));
     head_ = embedding;
     if (!config.tied_head) {
       head_ = register_module("lm_head", std::make_shared<Embedding>(config.vocabulary, config.hidden, options));
     }
-    add_block("head", {norm_, head_}, [this](const auto& inputs) { return std::vector{logits(inputs.at(0))}; });
+    add_block("head", {norm_, head_}, [this](const BlockInputs& inputs) { return logits(inputs.hidden); });
     name_blocks();
   }
 

@@ -4,11 +4,13 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <memory>
 #include <unordered_map>
 #include <utility>
 
 #include "spillway/core/error.h"
+#include "spillway/models/generate.h"
 #include "spillway/train/device_scope.h"
 #include "train/recompute.h"
 
@@ -86,11 +88,11 @@ void check_meta(const CausalLM& model) {
 Bytes profile_activations(CausalLM& model, const Config& config, BatchShape batch) {
   check_meta(model);
   const auto ledger = std::make_shared<MemoryLedger>(Tier::device, Bytes{-1});
-  const torch::Tensor tokens = meta_tokens(batch);
+  const torch::Tensor tokens = meta_tokens(batch), documents = batch.documents ? tokens : torch::Tensor();
   ProfiledModel profiled(model, config.recompute);
   model.train();
   const DeviceScope scope(ledger);
-  const torch::Tensor loss = next_token_loss(model.forward(tokens), tokens, batch.rows * batch.tokens);
+  const torch::Tensor loss = next_token_loss(model.forward(tokens, documents), tokens, batch.rows * batch.tokens);
   profiled.count_uses(loss);
   torch::autograd::backward({loss}, {torch::ones_like(loss)});
   return ledger->peak();
@@ -99,11 +101,31 @@ Bytes profile_activations(CausalLM& model, const Config& config, BatchShape batc
 Bytes profile_evaluation(CausalLM& model, BatchShape batch) {
   check_meta(model);
   const auto ledger = std::make_shared<MemoryLedger>(Tier::device, Bytes{-1});
-  const torch::Tensor tokens = meta_tokens(batch);
+  const torch::Tensor tokens = meta_tokens(batch), documents = batch.documents ? tokens : torch::Tensor();
   const torch::NoGradGuard no_grad;
   model.eval();
   const DeviceScope scope(ledger);
-  const torch::Tensor loss = next_token_loss_sum(model.forward(tokens), tokens);
+  const torch::Tensor loss = next_token_loss_sum(model.forward(tokens, documents), tokens);
+  return ledger->peak();
+}
+
+Bytes profile_generation(CausalLM& model, std::int64_t prompt, std::int64_t new_tokens) {
+  check_meta(model);
+  require(prompt >= 1 && new_tokens >= 1,
+          "generation is profiled with at least one token of a prompt and one after it");
+  const std::int64_t most = model.config().max_position, first = std::min(prompt, most);
+  const std::int64_t capacity = first + std::min(new_tokens - 1, most - first);
+  // A text that goes beyond the model's positions is read again from its last half.
+  const bool again = new_tokens - 1 > most - first;
+  const std::int64_t beginning = again ? std::max(first, most / 2) : first;
+  const torch::NoGradGuard no_grad;
+  const auto ledger = std::make_shared<MemoryLedger>(Tier::device, Bytes{-1});
+  const DeviceScope scope(ledger);
+  Decoder decoder(model, 1, capacity);
+  decoder.start(meta_tokens({1, beginning})).to(torch::kFloat);  // as a draw reads them
+  if (capacity == 1) return ledger->peak();
+  decoder.pretend(capacity - 1);
+  decoder.next(meta_tokens({1, 1})).to(torch::kFloat);
   return ledger->peak();
 }
 

@@ -35,8 +35,11 @@ struct Block {
   std::vector<std::string> parameters;  // their names in the model, in the order of module->parameters()
 };
 
+class AttentionConstants;
+class Decoder;
 class DropoutGenerator;
 class LoraEditor;
+struct BlockInputs;
 
 /// A decoder-only language model made of layer blocks: the embedding, each layer, the final norm with the head.
 ///
@@ -50,9 +53,13 @@ class CausalLM : public torch::nn::Module {
   ~CausalLM() override;
 
   /// Shapes: tokens [batch, length] int64 -> logits [batch, length, vocabulary] in the parameters' type. Token numbers
-  /// are not checked here (that would wait for the device): TokenFile does. Throws: InvalidArgument for another shape
-  /// or type, or a length over config().max_position.
-  torch::Tensor forward(const torch::Tensor& tokens);
+  /// are not checked here (that would wait for the device): TokenFile does.
+  ///
+  /// `documents`, where given, has the shape and type of tokens, is on any device, and numbers each position's
+  /// document: a position sees those of its own document alone, and positions count up from zero in each. Equal numbers
+  /// of a row are one document. -1 is padding: no document sees it, and its logits mean nothing (its target is
+  /// kIgnoredTarget). Throws: InvalidArgument for another shape or type, or a length over config().max_position.
+  torch::Tensor forward(const torch::Tensor& tokens, const torch::Tensor& documents = {});
 
   /// Binds how blocks are run; an empty function goes back to calling them directly.
   void set_block_call(BlockCall call) { block_call_ = std::move(call); }
@@ -72,24 +79,33 @@ class CausalLM : public torch::nn::Module {
   void set_dropout_state(const torch::Tensor& state);
 
  protected:
+  /// What a block computes from its inputs (src/models/block_inputs.h) and its parameters.
+  using BlockBody = std::function<torch::Tensor(const BlockInputs&)>;
+
   explicit CausalLM(ModelConfig config);
 
   /// Adds the next block, which reads the parameters of `parts` (registered in this model already) and nothing else.
-  void add_block(std::string name, std::vector<std::shared_ptr<torch::nn::Module>> parts, BlockForward forward);
+  void add_block(std::string name, std::vector<std::shared_ptr<torch::nn::Module>> parts, BlockBody body);
   /// Fills in the parameters' names of the blocks; called last by a model's constructor.
   void name_blocks();
   const std::shared_ptr<DropoutGenerator>& dropout() const { return dropout_; }
+  const std::shared_ptr<AttentionConstants>& constants() const { return constants_; }
 
  private:
+  friend class Decoder;
   friend class LoraEditor;
+
+  /// Runs all blocks; `before` may change what a block is given.
+  torch::Tensor run(BlockInputs inputs, const std::function<void(std::size_t block, BlockInputs& inputs)>& before);
 
   ModelConfig config_;
   std::optional<LoraOptions> lora_;
   std::vector<Block> blocks_;
   std::vector<std::shared_ptr<torch::nn::Module>> block_modules_;
-  std::vector<BlockForward> forwards_;
+  std::vector<BlockBody> bodies_;
   BlockCall block_call_;
   std::shared_ptr<DropoutGenerator> dropout_;
+  std::shared_ptr<AttentionConstants> constants_;
 };
 
 /// A model with random parameters, drawn as its family does, from a generator of its own: the same seed gives the same
@@ -156,9 +172,7 @@ torch::Tensor next_token_loss_sum(const torch::Tensor& logits, const torch::Tens
 /// 0 where none counts.
 torch::Tensor next_token_loss(const torch::Tensor& logits, const torch::Tensor& targets, std::int64_t valid_targets);
 
-/// Appends the likeliest next token `max_new_tokens` times, or until `stop_token`: returns prompt and continuation.
-/// Runs without gradients in evaluation mode (the mode is restored) on the last config().max_position tokens. Throws:
-/// InvalidArgument for an empty prompt or a token that is not in the vocabulary.
+/// `generate` (generate.h) with the likeliest token each time.
 std::vector<std::int64_t> generate_greedy(CausalLM& model, std::vector<std::int64_t> prompt,
                                           std::int64_t max_new_tokens,
                                           std::optional<std::int64_t> stop_token = std::nullopt);
