@@ -6,6 +6,7 @@
 
 #include <bit>
 #include <cstring>
+#include <initializer_list>
 #include <optional>
 #include <utility>
 
@@ -21,6 +22,7 @@ namespace fs = std::filesystem;
 using Element = std::int64_t (*)(const std::byte*);
 
 constexpr std::int64_t kNoTarget = -100;
+constexpr std::int64_t kPadding = -1;  // of documents
 static_assert(std::endian::native == std::endian::little, "token numbers are read as little-endian");
 
 // Files do not promise alignment.
@@ -85,9 +87,12 @@ struct TokenFile::Impl {
   std::optional<MappedFile> flat;
   std::optional<SafetensorsReader> tensors;
   Table tokens;
-  std::optional<Table> labels;
+  std::optional<Table> labels, documents;
 
   void open_tensors(std::int64_t length);
+  std::optional<Table> beside_tokens(const char* name) const;
+  void check_row(std::int64_t index, std::initializer_list<std::size_t> sizes) const;
+  std::int64_t document(std::int64_t row, std::int64_t position) const;
   [[noreturn]] void fail(const char* what, std::int64_t row, std::int64_t position, std::int64_t value,
                          std::int64_t vocabulary) const;
 };
@@ -100,11 +105,33 @@ void TokenFile::Impl::open_tensors(std::int64_t length) {
         fmt::format("{}: expected a tensor \"tokens\"; it holds {} others", path.string(), tensors->names().size()));
   }
   tokens = matrix(path, tensors->tensor("tokens"), length);
-  if (!tensors->contains("labels")) return;
-  labels = matrix(path, tensors->tensor("labels"), tokens.length);
-  if (labels->rows != tokens.rows) {
-    throw FileError(fmt::format("{}: \"labels\" has {} rows, \"tokens\" {}", path.string(), labels->rows, tokens.rows));
+  labels = beside_tokens("labels");
+  documents = beside_tokens("documents");
+}
+
+std::optional<Table> TokenFile::Impl::beside_tokens(const char* name) const {
+  if (!tensors->contains(name)) return std::nullopt;
+  const Table table = matrix(path, tensors->tensor(name), tokens.length);
+  if (table.rows != tokens.rows) {
+    throw FileError(fmt::format("{}: \"{}\" has {} rows, \"tokens\" {}", path.string(), name, table.rows, tokens.rows));
   }
+  return table;
+}
+
+void TokenFile::Impl::check_row(std::int64_t index, std::initializer_list<std::size_t> sizes) const {
+  require(index >= 0 && index < tokens.rows,
+          fmt::format("{}: row {} was asked for; it has {}", path.string(), index, tokens.rows));
+  for (const std::size_t size : sizes) {
+    require(size == static_cast<std::size_t>(tokens.length),
+            fmt::format("{}: a row has {} tokens; a span has {}", path.string(), tokens.length, size));
+  }
+}
+
+std::int64_t TokenFile::Impl::document(std::int64_t row, std::int64_t position) const {
+  const std::int64_t number = documents->at(row, position);
+  if (number >= kPadding) return number;
+  throw FileError(fmt::format("{}: row {}, position {}: the document {}; expected 0 or more, or -1 for padding",
+                              path.string(), row, position, number));
 }
 
 void TokenFile::Impl::fail(const char* what, std::int64_t row, std::int64_t position, std::int64_t value,
@@ -141,12 +168,8 @@ std::int64_t TokenFile::length() const {
 void TokenFile::read(std::int64_t index, std::int64_t vocabulary, std::span<std::int64_t> inputs,
                      std::span<std::int64_t> targets) const {
   const Table& tokens = impl_->tokens;
-  require(index >= 0 && index < tokens.rows,
-          fmt::format("{}: row {} was asked for; it has {}", impl_->path.string(), index, tokens.rows));
+  impl_->check_row(index, {inputs.size(), targets.size()});
   const auto length = static_cast<std::size_t>(tokens.length);
-  require(inputs.size() == length && targets.size() == length,
-          fmt::format("{}: a row has {} tokens; the spans have {} and {}", impl_->path.string(), length, inputs.size(),
-                      targets.size()));
   const auto checked = [&](const Table& table, const char* what, std::int64_t position) {
     const std::int64_t value = table.at(index, position);
     const bool masked = &table != &tokens && value == kNoTarget;
@@ -157,6 +180,23 @@ void TokenFile::read(std::int64_t index, std::int64_t vocabulary, std::span<std:
   const Table& wanted = impl_->labels ? *impl_->labels : tokens;
   const char* what = impl_->labels ? "label" : "token";
   for (std::size_t i = 0; i < length; ++i) targets[i] = checked(wanted, what, static_cast<std::int64_t>(i) + 1);
+  if (!impl_->documents) return;
+  for (std::int64_t i = 0; i < tokens.length; ++i) {
+    const std::int64_t own = impl_->document(index, i);
+    if (own == kPadding || impl_->document(index, i + 1) != own) targets[static_cast<std::size_t>(i)] = kNoTarget;
+  }
+}
+
+bool TokenFile::has_documents() const {
+  return impl_->documents.has_value();
+}
+
+void TokenFile::read_documents(std::int64_t index, std::span<std::int64_t> documents) const {
+  require(has_documents(), fmt::format("{}: it has no tensor \"documents\"", impl_->path.string()));
+  impl_->check_row(index, {documents.size()});
+  for (std::size_t i = 0; i < documents.size(); ++i) {
+    documents[i] = impl_->document(index, static_cast<std::int64_t>(i));
+  }
 }
 
 }  // namespace spillway

@@ -5,6 +5,7 @@
 
 #include <numeric>
 #include <random>
+#include <span>
 #include <utility>
 
 #include "spillway/core/error.h"
@@ -46,10 +47,14 @@ Batch DataLoader::next() {
   Batch batch;
   batch.inputs = torch::empty({options_.batch_size, length}, torch::kLong);
   batch.targets = torch::empty({options_.batch_size, length}, torch::kLong);
+  if (file_.has_documents()) batch.documents = torch::empty({options_.batch_size, length}, torch::kLong);
   for (std::int64_t i = 0; i < options_.batch_size; ++i) {
-    const auto count = static_cast<std::size_t>(length);
-    file_.read(row_at(position_++), vocabulary_, {batch.inputs.mutable_data_ptr<std::int64_t>() + i * length, count},
-               {batch.targets.mutable_data_ptr<std::int64_t>() + i * length, count});
+    const auto row_of = [&](const torch::Tensor& tensor) {
+      return std::span(tensor.mutable_data_ptr<std::int64_t>() + i * length, static_cast<std::size_t>(length));
+    };
+    const std::int64_t row = row_at(position_++);
+    file_.read(row, vocabulary_, row_of(batch.inputs), row_of(batch.targets));
+    if (batch.documents.defined()) file_.read_documents(row, row_of(batch.documents));
   }
   batch.valid_targets = (batch.targets != -100).sum().item<std::int64_t>();
   return batch;

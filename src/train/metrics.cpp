@@ -69,7 +69,8 @@ double evaluate(CausalLM& model, const TokenFile& file, std::int64_t batch_size,
   for (std::int64_t row = 0; row < file.rows() && (most_batches == 0 || batches < most_batches);
        row += batch_size, ++batches) {
     const Batch batch = rows_from(file, model.config().vocabulary, row, batch_size);
-    sum += next_token_loss_sum(model.forward(batch.inputs.to(device)), batch.targets.to(device)).item<double>();
+    sum += next_token_loss_sum(model.forward(batch.inputs.to(device), batch.documents), batch.targets.to(device))
+               .item<double>();
     valid += batch.valid_targets;
   }
   model.train(was_training);

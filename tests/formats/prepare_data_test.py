@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of scripts/prepare_data.py: the bytes it writes, and that a refusal leaves nothing behind."""
 import array
+import json
 import pathlib
 import subprocess
 import sys
@@ -106,6 +107,49 @@ class PrepareData(unittest.TestCase):
             result = self.run_script("--output", self.folder / output, text)
             self.assertNotEqual(result.returncode, 0)
             self.assertIn(words, result.stderr)
+
+
+    def rows(self, name):
+        """The two tensors of a packed file, as lists of rows."""
+        content = (self.folder / name).read_bytes()
+        start = 8 + int.from_bytes(content[:8], "little")
+        header = json.loads(content[8:start])
+        tensors = {}
+        for key, entry in header.items():
+            first, end = entry["data_offsets"]
+            numbers = array.array("i")
+            numbers.frombytes(content[start + first:start + end])
+            rows, columns = entry["shape"]
+            tensors[key] = [list(numbers[row * columns:(row + 1) * columns]) for row in range(rows)]
+        self.assertEqual(list(tensors), ["tokens", "documents"])
+        return tensors["tokens"], tensors["documents"]
+
+    def test_packing_fills_rows_and_numbers_their_documents(self):
+        lines = b"".join(b'{"text": "%s"}\n' % text for text in (b"aaa", b"bbbb", b"cc", b"d", b"eeeeeeeee"))
+        source = self.write("in.jsonl", lines)
+        out = self.expect_success("--output", self.folder / "out.safetensors", "--pack", 5, source)
+        a, b, c, e = 97, 98, 99, 101
+        tokens, documents = self.rows("out.safetensors")  # "d" alone predicts nothing
+        self.assertEqual(tokens, [[a, a, a, c, c, 0], [b, b, b, b, 0, 0], [e] * 6, [e] * 4 + [0, 0]])
+        self.assertEqual(documents, [[0, 0, 0, 1, 1, -1], [0] * 4 + [-1, -1], [0] * 6, [0] * 4 + [-1, -1]])
+        self.assertIn("19 tokens", out)
+        self.expect_success("--output", self.folder / "out.safetensors", "--pack", 5, "--separator", 256,
+                            "--validation-fraction", 0.4, source)
+        tokens, documents = self.rows("out.safetensors")
+        self.assertEqual(tokens, [[a, a, a, 256, 100, 256], [b] * 4 + [256, 0], [c, c, 256, 0, 0, 0]])
+        self.assertEqual(documents, [[0] * 4 + [1, 1], [0] * 5 + [-1], [0] * 3 + [-1] * 3])
+        tokens, documents = self.rows("out.validation.safetensors")
+        self.assertEqual(tokens, [[e] * 6, [e] * 4 + [256, 0]])
+
+    def test_packing_refuses_what_it_cannot_write(self):
+        source = self.write("a.txt", b"abc")
+        self.expect_refusal(["--pack", ".safetensors"], "--pack", 4, source)
+        for arguments, word in (((0,), "at least 1 token"), ((4, "--validation-fraction", 0.5), "too few"),
+                                ((4, "--separator", 1 << 31), "31 bits")):
+            result = self.run_script("--output", self.folder / "out.safetensors", source, "--pack", *arguments)
+            self.assertNotEqual(result.returncode, 0)
+            self.assertIn(word, result.stderr)
+            self.assertEqual([path.name for path in self.folder.iterdir()], ["a.txt"])
 
 
 if __name__ == "__main__":

@@ -115,6 +115,54 @@ TEST(TokenFile, TokensOutsideTheVocabularyAreNamedByRowAndPosition) {
   EXPECT_TRUE(holds(message_of<FileError>([&] { read(tensors, 1, 256); }), {"row 1, position 1", "token -1"}));
 }
 
+TEST(TokenFile, DocumentsAreReadAndHaveNoTargetAtTheirEnds) {
+  const TempFolder folder;
+  const auto tokens = matrix("tokens", DType::i32, {2, 6}, {1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 0, 0});
+  const auto documents = matrix("documents", DType::i32, {2, 6}, {0, 0, 0, 1, 1, 1, 5, 5, 6, 6, -1, -1});
+  write_safetensors(folder / "t.safetensors", std::vector{tokens, documents});
+  const TokenFile file(folder / "t.safetensors", 0);
+  ASSERT_TRUE(file.has_documents());
+  EXPECT_EQ(read(file, 0, 10), (std::pair{Row{1, 2, 3, 4, 5}, Row{2, 3, -100, 5, 6}}));
+  EXPECT_EQ(read(file, 1, 10), (std::pair{Row{7, 8, 9, 1, 0}, Row{8, -100, 1, -100, -100}}));
+  Row row(5);
+  file.read_documents(1, row);
+  EXPECT_EQ(row, (Row{5, 5, 6, 6, -1}));
+
+  const auto labels = matrix("labels", DType::i32, {2, 6}, {1, 2, 3, 4, -100, 6, 7, 8, 9, 1, 3, 3});
+  write_safetensors(folder / "t.safetensors", std::vector{tokens, labels, documents});
+  const TokenFile labelled(folder / "t.safetensors", 5);
+  EXPECT_EQ(read(labelled, 0, 10).second, (Row{2, 3, -100, -100, 6}));
+  EXPECT_EQ(read(labelled, 1, 10).second, (Row{8, -100, 1, -100, -100}));
+}
+
+TEST(TokenFile, DocumentsThatAreNone) {
+  const TempFolder folder;
+  const std::vector<std::int32_t> values{1, 2, 3, 4, 5, 6};
+  const auto tokens = matrix("tokens", DType::i32, {2, 3}, values);
+  const auto refused = [&](const TensorSource& documents) {
+    write_safetensors(folder / "t.safetensors", std::vector{tokens, documents});
+    return message_of<FileError>([&] { TokenFile(folder / "t.safetensors", 0); });
+  };
+  EXPECT_TRUE(holds(refused(matrix("documents", DType::i32, {1, 3}, {0, 0, 0})), {"\"documents\" has 1 rows"}));
+  EXPECT_TRUE(holds(refused(matrix("documents", DType::i32, {3, 2}, values)), {"1 tokens", "2 were asked for"}));
+  EXPECT_TRUE(holds(refused(matrix("documents", DType::f32, {2, 3}, values)), {"\"documents\" is fp32"}));
+
+  write_safetensors(folder / "t.safetensors",
+                    std::vector{tokens, matrix("documents", DType::i32, {2, 3}, {0, 0, 0, 0, -2, 0})});
+  const TokenFile file(folder / "t.safetensors", 0);
+  Row row(2);
+  EXPECT_NO_THROW(file.read_documents(0, row));
+  EXPECT_TRUE(holds(message_of<FileError>([&] { file.read_documents(1, row); }), {"row 1, position 1", "document -2"}));
+  EXPECT_TRUE(holds(message_of<FileError>([&] { read(file, 1, 10); }), {"row 1, position 1", "document -2"}));
+  Row one(1);
+  EXPECT_THROW(file.read_documents(0, one), InvalidArgument);
+  EXPECT_THROW(file.read_documents(2, row), InvalidArgument);
+  const TokenFile plain(write_tokens(folder, "t.bin", counting(7)), 3);
+  EXPECT_FALSE(plain.has_documents());
+  Row three(3);
+  EXPECT_TRUE(holds(message_of<InvalidArgument>([&] { plain.read_documents(0, three); }), {"\"documents\""}));
+}
+
 TEST(TokenFile, ArgumentsOutOfRange) {
   const TempFolder folder;
   const auto path = write_tokens(folder, "t.bin", counting(7));

@@ -13,6 +13,7 @@ namespace spillway {
 /// One micro-batch. Shapes: [batch, length] int64 each; targets are -100 where they do not count.
 struct Batch {
   torch::Tensor inputs, targets;
+  torch::Tensor documents;  // undefined where the file has none; CausalLM::forward takes either
   std::int64_t valid_targets = 0;
 };
 
