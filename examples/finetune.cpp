@@ -25,6 +25,7 @@
 #include "spillway/core/units.h"
 #include "spillway/formats/token_file.h"
 #include "spillway/models/causal_lm.h"
+#include "spillway/models/generate.h"
 #include "spillway/plan/run_plan.h"
 #include "spillway/schedule/schedules.h"
 #include "spillway/train/activations.h"
@@ -89,10 +90,14 @@ void add_model_and_data_flags(CLI::App& app, Options& o) {
   app.add_option("--progress-every", o.progress_every, "steps between progress lines; 0: none")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  auto* generate =
-      app.add_option("--generate", o.generate, "tokens to generate greedily at the end")->check(CLI::NonNegativeNumber);
+  auto* generate = app.add_option("--generate", o.generate, "tokens to generate at the end, the likeliest each time")
+                       ->check(CLI::NonNegativeNumber);
   app.add_option("--prompt", o.prompt, "bytes to start generation from (models with a vocabulary of 256)")
       ->needs(generate);
+  app.add_option("--temperature", o.temperature, "draw tokens from logits divided by this, from --seed [0: do not]")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--top-p", o.top_p, "of the likeliest tokens that together have this probability [1]")
+      ->check(CLI::Range(1e-6, 1.0));
 }
 
 void add_training_flags(CLI::App& app, Options& o) {
@@ -146,7 +151,7 @@ spillway::StepRecord train_step(spillway::CausalLM& model, spillway::Engine& eng
   std::int64_t valid = 0, tokens = 0;
   for (std::int64_t i = 0; i < micro_batches; ++i) {
     const spillway::Batch batch = loader.next();
-    const torch::Tensor loss = spillway::next_token_loss(model.forward(batch.inputs.to(device)),
+    const torch::Tensor loss = spillway::next_token_loss(model.forward(batch.inputs.to(device), batch.documents),
                                                          batch.targets.to(device), batch.valid_targets);
     engine.backward(loss, {.weight = static_cast<double>(batch.valid_targets), .last = i + 1 == micro_batches});
     loss_sum += loss.item<double>() * static_cast<double>(batch.valid_targets);
@@ -188,8 +193,10 @@ void print_generation(spillway::CausalLM& model, const spillway::TokenFile& data
     data.read(0, vocabulary, inputs, targets);
     prompt.assign(inputs.begin(), inputs.begin() + std::min<std::int64_t>(16, data.length()));
   }
-  const auto tokens = spillway::generate_greedy(model, prompt, o.generate);
-  std::printf("generated greedily from %zu tokens:\n----\n", prompt.size());
+  const spillway::GenerateOptions options{
+      .max_new_tokens = o.generate, .temperature = o.temperature, .top_p = o.top_p, .seed = o.seed};
+  const auto tokens = spillway::generate(model, prompt, options);
+  std::printf("generated%s from %zu tokens:\n----\n", o.temperature == 0 ? " greedily" : "", prompt.size());
   for (std::int64_t token : tokens) {
     if (vocabulary > 256) {
       std::printf("%lld ", static_cast<long long>(token));

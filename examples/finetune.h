@@ -48,7 +48,7 @@ struct Options {
   std::optional<double> min_lr_ratio;
   std::int64_t batch_size = 8, seq_len = 0, steps = 0;
   std::int64_t eval_every = 0, eval_batches = 32, generate = 0, progress_every = 10;
-  double epochs = 0;
+  double epochs = 0, temperature = 0, top_p = 1;
   std::uint64_t seed = 0;
   std::string checkpoints;
   std::int64_t save_every = 0, keep = 2;

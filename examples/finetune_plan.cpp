@@ -17,11 +17,15 @@ spillway::Bytes activations_of(const spillway::ModelConfig& shape, const Config&
                                std::int64_t length) {
   const auto model = spillway::meta_causal_lm(shape, config.precision);
   if (const auto options = lora_options(o.lora)) spillway::add_lora(*model, *options, o.seed);
-  spillway::Bytes most = spillway::profile_activations(*model, config, {o.batch_size, length});
-  if (!o.eval_data.empty()) most = std::max(most, spillway::profile_evaluation(*model, {o.batch_size, length}));
+  const auto batch_of = [&](const std::string& file) {
+    return spillway::BatchShape{o.batch_size, length,
+                                !file.empty() && spillway::TokenFile(file, length).has_documents()};
+  };
+  spillway::Bytes most = spillway::profile_activations(*model, config, batch_of(o.data));
+  if (!o.eval_data.empty()) most = std::max(most, spillway::profile_evaluation(*model, batch_of(o.eval_data)));
   if (o.generate > 0) {
-    const std::int64_t context = std::min(shape.max_position, o.generate + static_cast<std::int64_t>(o.prompt.size()));
-    most = std::max(most, spillway::profile_evaluation(*model, {1, std::max<std::int64_t>(context, 16)}));
+    const auto prompt = static_cast<std::int64_t>(o.prompt.empty() ? 16 : o.prompt.size());
+    most = std::max(most, spillway::profile_generation(*model, prompt, o.generate));
   }
   return most;
 }
