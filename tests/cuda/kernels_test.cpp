@@ -56,7 +56,7 @@ struct Kernels : OnGpu {
     }
   }
 
-  static void compare_all(const Launch& launch, const Cpu& cpu) {
+  static void expect_same_bits(const Launch& launch, const Cpu& cpu) {
     for (Element g_type : kGradientTypes) {
       for (Element copy_type : kCopyTypes) {
         for (std::int64_t offset : kOffsets) {
@@ -77,7 +77,7 @@ struct Kernels : OnGpu {
 TEST_F(Kernels, Adam) {
   for (bool decoupled : {true, false}) {
     const auto s = kernels::adam_scalars(1e-3, 0.9, 0.999, 1e-8, 0.1, decoupled, 3, 0.5f);
-    compare_all(
+    expect_same_bits(
         [s](float* p, float* m, float* v, auto... rest) { return kernels::cuda::adam(nullptr, s, p, m, v, rest...); },
         [&](float* p, float* m, float* v, auto... rest) { cpu.adam(s, p, m, v, rest...); });
   }
@@ -87,7 +87,7 @@ TEST_F(Kernels, Sgd) {
   for (double momentum : {0.0, 0.9}) {
     for (std::int64_t step : {1, 2}) {
       const auto s = kernels::sgd_scalars(1e-2, momentum, 0.1, 0.1, step == 2, step, 0.5f);
-      compare_all(
+      expect_same_bits(
           [s](float* p, float* b, float*, auto... rest) { return kernels::cuda::sgd(nullptr, s, p, b, rest...); },
           [&](float* p, float* b, float*, auto... rest) { cpu.sgd(s, p, b, rest...); });
     }
@@ -96,15 +96,16 @@ TEST_F(Kernels, Sgd) {
 
 TEST_F(Kernels, Adagrad) {
   const auto s = kernels::adagrad_scalars(1e-2, 0.1, 1e-10, 0.1, 3, 0.5f);
-  compare_all(
+  expect_same_bits(
       [s](float* p, float* h, float*, auto... rest) { return kernels::cuda::adagrad(nullptr, s, p, h, rest...); },
       [&](float* p, float* h, float*, auto... rest) { cpu.adagrad(s, p, h, rest...); });
 }
 
 TEST_F(Kernels, Lion) {
   const auto s = kernels::lion_scalars(1e-4, 0.9, 0.99, 0.1, 0.5f);
-  compare_all([s](float* p, float* m, float*, auto... rest) { return kernels::cuda::lion(nullptr, s, p, m, rest...); },
-              [&](float* p, float* m, float*, auto... rest) { cpu.lion(s, p, m, rest...); });
+  expect_same_bits(
+      [s](float* p, float* m, float*, auto... rest) { return kernels::cuda::lion(nullptr, s, p, m, rest...); },
+      [&](float* p, float* m, float*, auto... rest) { cpu.lion(s, p, m, rest...); });
 }
 
 TEST_F(Kernels, ConversionsAndSums) {
