@@ -224,7 +224,8 @@ void Engine::Impl::check_parameters() {
 void Engine::Impl::set_learning_rates() {
   const double factor = lr_factor(config.lr_schedule, updates);
   for (std::size_t g = 0; g < base_hyperparameters.size(); ++g) {
-    runtime->hyperparameters()[g].lr = base_hyperparameters[g].lr * factor;
+    runtime->hyperparameters()[g] = base_hyperparameters[g];
+    runtime->hyperparameters()[g].lr *= factor;
   }
 }
 
