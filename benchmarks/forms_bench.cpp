@@ -2,7 +2,8 @@
 // What the small forms of masters and states cost and save: one thread, each form timed in turn with fp32 throughout
 // (bf16 gradients in, bf16 copy out in both).
 //
-// Counters: bytes moved for a parameter, and of_fp32: time with fp32 / time with the form, the median over rounds.
+// Counters: bytes moved for a parameter, ns for one, and of_fp32: time with fp32 / time with the form, the median over
+// rounds.
 
 #include <benchmark/benchmark.h>
 #include <time.h>
@@ -69,6 +70,12 @@ class Model {
   UpdateArrays arrays_;
 };
 
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
 struct Form {
   const char* name;
   StateFormat format;
@@ -78,16 +85,15 @@ struct Form {
 
 void run(benchmark::State& state, const CpuKernels& set, const Form& form, std::int64_t count) {
   Model model(set, form.format, form.split, count), fp32(set, StateFormat::f32, false, count);
-  std::vector<double> ratios;
+  std::vector<double> times, ratios;
   for (auto _ : state) {
-    const double time = model.update();
-    state.SetIterationTime(time);
-    ratios.push_back(fp32.update() / time);
+    times.push_back(model.update());
+    state.SetIterationTime(times.back());
+    ratios.push_back(fp32.update() / times.back());
   }
-  const auto middle = ratios.begin() + static_cast<std::ptrdiff_t>(ratios.size() / 2);
-  std::nth_element(ratios.begin(), middle, ratios.end());
   state.counters["bytes_per_param"] = form.bytes;
-  state.counters["of_fp32"] = *middle;
+  state.counters["ns_per_param"] = median(times) / static_cast<double>(count) * 1e9;
+  state.counters["of_fp32"] = median(ratios);
 }
 
 void add_all() {
@@ -98,11 +104,11 @@ void add_all() {
                                 {"split_block8", StateFormat::block8, true, 14}};
   for (std::string_view name : cpu_kernel_names()) {
     for (const Form& form : kForms) {
-      const std::string title = "forms/" + std::string(name) + "/" + form.name;
-      benchmark::RegisterBenchmark(title.c_str(), [set = cpu_kernels(name), form](
-                                                      benchmark::State& state) { run(state, *set, form, 20'000'000); })
-          ->UseManualTime()
-          ->Unit(benchmark::kMillisecond);
+      for (std::int64_t count : {20'000'000, 50'000}) {
+        const std::string title = "forms/" + std::string(name) + "/" + form.name + "/" + std::to_string(count);
+        const auto body = [set = cpu_kernels(name), form, count](benchmark::State& s) { run(s, *set, form, count); };
+        benchmark::RegisterBenchmark(title.c_str(), body)->UseManualTime()->Unit(benchmark::kMillisecond);
+      }
     }
   }
 }

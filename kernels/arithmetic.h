@@ -25,21 +25,21 @@
 namespace spillway::kernels {
 namespace {
 
-SPILLWAY_HD std::uint32_t bits_of(float value) {
-  std::uint32_t bits;
-  memcpy(&bits, &value, sizeof(bits));
-  return bits;
+SPILLWAY_HD constexpr std::uint32_t bits_of(float value) {
+  return __builtin_bit_cast(std::uint32_t, value);
 }
 
-SPILLWAY_HD float float_of(std::uint32_t bits) {
-  float value;
-  memcpy(&value, &bits, sizeof(value));
-  return value;
+SPILLWAY_HD constexpr float float_of(std::uint32_t bits) {
+  return __builtin_bit_cast(float, bits);
 }
 
 constexpr std::uint32_t kSignBit = 0x80000000u;
 constexpr std::uint32_t kInfinity = 0x7f800000u;
 constexpr std::uint32_t kQuietBit = 0x00400000u;
+
+SPILLWAY_HD float root(float value) {
+  return sqrtf(value);
+}
 
 // ---- element types ------------------------------------------------------------------------------
 // Each has what memory holds (Stored), widen (exact) and narrow (to nearest even). The choices between cases are
@@ -112,17 +112,36 @@ struct Split {
 };
 
 /// A mixer of 32 bits, one to one. Source: Appleby, the last step of MurmurHash3.
-SPILLWAY_HD std::uint32_t mix(std::uint32_t bits) {
+template <class Word>
+SPILLWAY_HD Word mix(Word bits) {
   bits = (bits ^ (bits >> 16)) * 0x85ebca6bu;
   bits = (bits ^ (bits >> 13)) * 0xc2b2ae35u;
   return bits ^ (bits >> 16);
 }
 
-/// The random word of an element: its index, mixed twice between the step's keys, as in the ciphers of Even and Mansour
-/// 1997. Multiplications of 32 bits alone, which every instruction set has in its vectors.
-SPILLWAY_HD std::uint32_t random_word(const RoundingKey& key, std::uint32_t index_low, std::uint32_t index_high) {
-  return mix(mix(index_low ^ key.first) ^ key.second ^ index_high);
+/// A mixer of 64 bits, one to one. Source: Stafford's thirteenth variant, the output function of SplitMix64.
+SPILLWAY_HD constexpr std::uint64_t mix64(std::uint64_t bits) {
+  bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9u;
+  bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebu;
+  return bits ^ (bits >> 31);
 }
+
+/// The random words of a block: its elements' places, mixed between the two halves of the block's key, as in the cipher
+/// of Even and Mansour 1997. Multiplications of 32 bits alone, which every instruction set has in its vectors.
+struct BlockRandom {
+  std::uint32_t before, after;
+
+  static SPILLWAY_HD BlockRandom of(const RoundingKey& key, std::int64_t first) {
+    const auto block = static_cast<std::uint64_t>(first / kBlock);
+    const std::uint64_t bits = mix64(key.bits + block * 0x9e3779b97f4a7c15u);
+    return {static_cast<std::uint32_t>(bits), static_cast<std::uint32_t>(bits >> 32)};
+  }
+  /// `place`: inside the block.
+  template <class Word>
+  SPILLWAY_HD Word word(Word place) const {
+    return mix(place ^ before) ^ after;
+  }
+};
 
 /// bf16, rounded to one of the two neighbours at random: up with the probability that makes the mean exact.
 struct StochasticBf16 {
@@ -135,42 +154,61 @@ struct StochasticBf16 {
 };
 
 /// Codes of numbers in [0, 1] that are finer where the numbers are larger: 0, and kLevels levels, of which the e-th
-/// from the top divides (8^-(e+1), 8^-e] into 2^(kLevels-1-e) equal steps. A code's highest bit tells its level.
-/// Everything but the position inside a level is exact in fp32. Source of the idea: Dettmers et al. 2022, dynamic
-/// quantisation, with powers of eight in place of ten.
+/// from the top divides (8^-(e+1), 8^-e] into 2^(kLevels-1-e) equal steps. A code's highest bit tells its level; inside
+/// a level numbers are a straight line over codes. Source of the idea: Dettmers et al. 2022, dynamic quantisation, with
+/// powers of eight in place of ten.
 template <int kLevels>
 struct DynamicCode {
-  static SPILLWAY_HD float power_of_two(int exponent) {
+  static constexpr int kTop = kLevels - 1;
+
+  static SPILLWAY_HD constexpr float power_of_two(int exponent) {
     return float_of(static_cast<std::uint32_t>(127 + exponent) << 23);
   }
 
+  // The number of code c, of level l from the bottom: offset(l) + slope(l) * c, exact in fp32.
+  static SPILLWAY_HD constexpr float offset(int l) {
+    return power_of_two(3 * (l - kTop)) * (0.875f * power_of_two(-l) - 0.75f);
+  }
+  static SPILLWAY_HD constexpr float slope(int l) { return power_of_two(3 * (l - kTop) - l) * 0.875f; }
+
   static SPILLWAY_HD float decode(int code) {
-    const int level = static_cast<int>(bits_of(static_cast<float>(code)) >> 23) - 127;  // from the bottom
-    const float step = static_cast<float>(code + 1) * power_of_two(-level) - 1;         // (0, 1]
-    const float value = power_of_two(3 * (level - (kLevels - 1))) * (0.125f + 0.875f * step);
-    return code == 0 ? 0.0f : value;
+    const int level = static_cast<int>(bits_of(static_cast<float>(code)) >> 23) - 127;
+    return code == 0 ? 0.0f : offset(level) + slope(level) * static_cast<float>(code);
   }
 
+  // The way back in level e from the top: start(e) + rise(e) * value, rounded to an integer.
+  static SPILLWAY_HD constexpr float start(int e) { return power_of_two(kTop - e) * (6.0f / 7.0f) - 1; }
+  static SPILLWAY_HD constexpr float rise(int e) { return power_of_two(kTop + 2 * e) * (8.0f / 7.0f); }
+
   static SPILLWAY_HD int encode(float value) {
-    const int below_one = 126 - static_cast<int>(bits_of(value) >> 23);  // value >= 2^-(below_one + 1)
+    const float clean = value > 0 ? value : 0;                           // 0 for NaN, too
+    const int below_one = 126 - static_cast<int>(bits_of(clean) >> 23);  // value >= 2^-(below_one + 1)
     const int exponent = below_one > 0 ? below_one : 0;
-    const int third = exponent * 43 >> 7;                         // exponent / 3
-    const int level = third < kLevels - 1 ? third : kLevels - 1;  // from the top
-    const float steps = power_of_two(kLevels - 1 - level);
-    const float position = (value * power_of_two(3 * level) - 0.125f) * (steps * (8.0f / 7.0f));
+    const int third = exponent * 43 >> 7;  // exponent / 3
+    const int level = third < kTop ? third : kTop;
     // Adding 2^23 rounds to an integer, to nearest even.
-    const float rounded = (position > 0 ? position : 0.0f) + 8388608.0f;
-    const int code = static_cast<int>(steps) - 1 + static_cast<int>(bits_of(rounded) & 0x3ffu);
-    return value > 0 ? code : 0;  // 0 for NaN, too
+    return static_cast<int>(bits_of(clean * rise(level) + start(level) + 8388608.0f) & 0x3ffu);
+  }
+};
+
+/// What brings a block's values into [0, 1]: (value * lift) * inverse. The lift keeps the inverse of the smallest
+/// scales finite.
+struct BlockFactor {
+  float lift;
+  float inverse;
+  static SPILLWAY_HD BlockFactor of(float scale) {
+    const float lift = scale < 0x1p-100f ? 0x1p64f : 1.0f;
+    return {lift, 1 / (scale * lift)};
   }
 };
 
 /// The 8-bit form of a value, relative to its block's scale.
 struct SignedBlock8 {
+  static constexpr bool kSigned = true;
   using Code = DynamicCode<7>;
   static SPILLWAY_HD float scale(float largest) { return largest; }
-  static SPILLWAY_HD std::uint8_t encode(float value, float scale) {
-    const int code = Code::encode(float_of(bits_of(value) & ~kSignBit) / scale);
+  static SPILLWAY_HD std::uint8_t encode(float value, const BlockFactor& factor) {
+    const int code = Code::encode(float_of(bits_of(value) & ~kSignBit) * factor.lift * factor.inverse);
     return static_cast<std::uint8_t>(code | static_cast<int>(bits_of(value) >> 24 & 0x80u));
   }
   static SPILLWAY_HD float decode(std::uint8_t byte, float scale) {
@@ -182,32 +220,35 @@ struct SignedBlock8 {
 /// The same for values that are not negative, whose roots are coded: half the range in exponents, so twice as fine.
 /// What is above zero never becomes zero, so that Adam cannot divide a remaining m by nothing.
 struct SquareBlock8 {
+  static constexpr bool kSigned = false;
   using Code = DynamicCode<8>;
-  static SPILLWAY_HD float scale(float largest) { return sqrtf(largest); }
-  static SPILLWAY_HD std::uint8_t encode(float value, float scale) {
-    const int code = Code::encode(sqrtf(value) / scale);
+  static SPILLWAY_HD float scale(float largest) { return root(largest); }
+  static SPILLWAY_HD std::uint8_t encode(float value, const BlockFactor& factor) {
+    const int code = Code::encode(root(value) * factor.lift * factor.inverse);
     const int smallest = value > 0 ? 1 : 0;
     return static_cast<std::uint8_t>(code > smallest ? code : smallest);
   }
   static SPILLWAY_HD float decode(std::uint8_t byte, float scale) {
-    const float root = Code::decode(byte) * scale;
-    return root * root;
+    const float part = Code::decode(byte) * scale;
+    return part * part;
   }
 };
 
 // ---- optimizers ---------------------------------------------------------------------------------
 // update(scalars, p, g, states...): `g` already carries the gradient factor. kStates: how many, kKinds: of which kind.
+// Value is float, or a vector of them with the same operations.
 
 /// Source: Kingma and Ba 2015, Algorithm 1; decoupled decay: Loshchilov and Hutter 2019, Algorithm 2.
 struct Adam {
   static constexpr int kStates = 2;
   static constexpr StateKind kKinds[] = {StateKind::any_sign, StateKind::square};
 
-  static SPILLWAY_HD void update(const AdamScalars& scalars, float& p, float g, float& m, float& v) {
+  template <class Value>
+  static SPILLWAY_HD void update(const AdamScalars& scalars, Value& p, Value g, Value& m, Value& v) {
     if (scalars.l2 != 0) g = g + scalars.l2 * p;
     m = scalars.beta1 * m + scalars.c1 * g;
     v = scalars.beta2 * v + (scalars.c2 * g) * g;
-    const float d = sqrtf(v) * scalars.s + scalars.eps;
+    const Value d = root(v) * scalars.s + scalars.eps;
     p = p * scalars.k - scalars.a * (m / d);
   }
 };
@@ -217,7 +258,8 @@ struct Sgd {
   static constexpr int kStates = 0;
   static constexpr StateKind kKinds[] = {StateKind::any_sign};
 
-  static SPILLWAY_HD void update(const SgdScalars& scalars, float& p, float g) {
+  template <class Value>
+  static SPILLWAY_HD void update(const SgdScalars& scalars, Value& p, Value g) {
     if (scalars.l2 != 0) g = g + scalars.l2 * p;
     p = p - scalars.lr * g;
   }
@@ -228,7 +270,8 @@ struct SgdMomentum {
   static constexpr int kStates = 1;
   static constexpr StateKind kKinds[] = {StateKind::any_sign};
 
-  static SPILLWAY_HD void update(const SgdScalars& scalars, float& p, float g, float& b) {
+  template <class Value>
+  static SPILLWAY_HD void update(const SgdScalars& scalars, Value& p, Value g, Value& b) {
     if (scalars.l2 != 0) g = g + scalars.l2 * p;
     b = scalars.first ? g : scalars.mu * b + scalars.c * g;
     p = p - scalars.lr * (scalars.nesterov ? g + scalars.mu * b : b);
@@ -240,22 +283,26 @@ struct Adagrad {
   static constexpr int kStates = 1;
   static constexpr StateKind kKinds[] = {StateKind::square};
 
-  static SPILLWAY_HD void update(const AdagradScalars& scalars, float& p, float g, float& h) {
+  template <class Value>
+  static SPILLWAY_HD void update(const AdagradScalars& scalars, Value& p, Value g, Value& h) {
     if (scalars.l2 != 0) g = g + scalars.l2 * p;
     h = h + g * g;
-    p = p - scalars.clr * (g / (sqrtf(h) + scalars.eps));
+    p = p - scalars.clr * (g / (root(h) + scalars.eps));
   }
 };
+
+SPILLWAY_HD float sign(float u) {
+  return u > 0 ? 1.0f : u < 0 ? -1.0f : u == 0 ? 0.0f : u;
+}
 
 /// Source: Chen et al. 2023, Algorithm 2.
 struct Lion {
   static constexpr int kStates = 1;
   static constexpr StateKind kKinds[] = {StateKind::any_sign};
 
-  static SPILLWAY_HD float sign(float u) { return u > 0 ? 1.0f : u < 0 ? -1.0f : u == 0 ? 0.0f : u; }
-
-  static SPILLWAY_HD void update(const LionScalars& scalars, float& p, float g, float& m) {
-    const float u = scalars.beta1 * m + scalars.c1 * g;
+  template <class Value>
+  static SPILLWAY_HD void update(const LionScalars& scalars, Value& p, Value g, Value& m) {
+    const Value u = scalars.beta1 * m + scalars.c1 * g;
     p = p * scalars.k - scalars.lr * sign(u);
     m = scalars.beta2 * m + scalars.c2 * g;
   }

@@ -68,8 +68,7 @@ LionScalars lion_scalars(double lr, double beta1, double beta2, double weight_de
 
 RoundingKey rounding_key(std::uint64_t seed, std::int64_t step) {
   constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15u;
-  const std::uint64_t bits = mix(mix(seed + kGolden) + static_cast<std::uint64_t>(step) * kGolden);
-  return {.first = static_cast<std::uint32_t>(bits), .second = static_cast<std::uint32_t>(bits >> 32)};
+  return {.bits = mix(mix(seed + kGolden) + static_cast<std::uint64_t>(step) * kGolden)};
 }
 
 }  // namespace spillway::kernels

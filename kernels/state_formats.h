@@ -43,8 +43,7 @@ struct MasterArray {
 
 /// Selects the random bits of one step. With it they depend on an element's index alone.
 struct RoundingKey {
-  std::uint32_t first = 0;
-  std::uint32_t second = 0;
+  std::uint64_t bits = 0;
 };
 
 RoundingKey rounding_key(std::uint64_t seed, std::int64_t step);

@@ -7,6 +7,9 @@
 #include "kernels/arithmetic.h"
 #include "kernels/cpu/state_tiles.h"
 #include "kernels/cpu_kernels.h"
+#if defined(__AVX2__)
+#include "kernels/cpu/vector_update.h"
+#endif
 
 namespace spillway::kernels {
 namespace {
@@ -44,73 +47,42 @@ void narrow_elements(typename Type::Stored* __restrict target, const float* __re
   for (std::int64_t i = 0; i < count; ++i) target[i] = Type::narrow(source[i]);
 }
 
-#if defined(__F16C__)
+#if !defined(__AVX2__)
 
-// The processor's own fp16 conversions, to the same bits; compilers do not find them in F16's arithmetic, which takes
-// five times as long. Written with builtins since the functions around them are inline functions of a header.
-
-using Floats = float __attribute__((vector_size(32)));
-using Halves = short __attribute__((vector_size(16)));
-constexpr std::int64_t kVector = 8;
-
-template <class Vector>
-SPILLWAY_HD Vector load(const void* source) {
-  Vector vector;
-  memcpy(&vector, source, sizeof(vector));
-  return vector;
+// Where there are no strips, they take care of nothing.
+std::int64_t widen_strips(float*, const void*, Element, std::int64_t) {
+  return 0;
 }
-
-template <>
-void widen_elements<F16>(float* __restrict target, const std::uint16_t* __restrict source, std::int64_t count) {
-  std::int64_t i = 0;
-  for (; i + kVector <= count; i += kVector) {
-    const Floats wide = __builtin_ia32_vcvtph2ps256(load<Halves>(source + i));
-    memcpy(target + i, &wide, sizeof(wide));
-  }
-  for (; i < count; ++i) target[i] = F16::widen(source[i]);
+std::int64_t accumulate_strips(float*, const void*, Element, std::int64_t) {
+  return 0;
 }
-
-template <>
-void accumulate_elements<F16>(float* __restrict target, const std::uint16_t* __restrict source, std::int64_t count) {
-  std::int64_t i = 0;
-  for (; i + kVector <= count; i += kVector) {
-    const Floats sum = load<Floats>(target + i) + __builtin_ia32_vcvtph2ps256(load<Halves>(source + i));
-    memcpy(target + i, &sum, sizeof(sum));
-  }
-  for (; i < count; ++i) target[i] = target[i] + F16::widen(source[i]);
-}
-
-template <>
-void narrow_elements<F16>(std::uint16_t* __restrict target, const float* __restrict source, std::int64_t count) {
-  constexpr int kNearestEven = 0;
-  std::int64_t i = 0;
-  for (; i + kVector <= count; i += kVector) {
-    const Halves half = __builtin_ia32_vcvtps2ph256(load<Floats>(source + i), kNearestEven);
-    memcpy(target + i, &half, sizeof(half));
-  }
-  for (; i < count; ++i) target[i] = F16::narrow(source[i]);
+std::int64_t narrow_strips(void*, Element, const float*, std::int64_t) {
+  return 0;
 }
 
 #endif
 
 void widen(float* target, const void* source, Element type, std::int64_t count) {
+  const std::int64_t done = widen_strips(target, source, type, count);
   with_type(type, [&](auto tag) {
     using Type = decltype(tag);
-    widen_elements<Type>(target, static_cast<const typename Type::Stored*>(source), count);
+    widen_elements<Type>(target + done, static_cast<const typename Type::Stored*>(source) + done, count - done);
   });
 }
 
 void accumulate(float* target, const void* source, Element type, std::int64_t count) {
+  const std::int64_t done = accumulate_strips(target, source, type, count);
   with_type(type, [&](auto tag) {
     using Type = decltype(tag);
-    accumulate_elements<Type>(target, static_cast<const typename Type::Stored*>(source), count);
+    accumulate_elements<Type>(target + done, static_cast<const typename Type::Stored*>(source) + done, count - done);
   });
 }
 
 void narrow(void* target, Element type, const float* source, std::int64_t count) {
+  const std::int64_t done = narrow_strips(target, type, source, count);
   with_type(type, [&](auto tag) {
     using Type = decltype(tag);
-    narrow_elements<Type>(static_cast<typename Type::Stored*>(target), source, count);
+    narrow_elements<Type>(static_cast<typename Type::Stored*>(target) + done, source + done, count - done);
   });
 }
 
@@ -146,22 +118,19 @@ struct Buffers {
   alignas(64) std::uint32_t random[kTile];
 };
 
-template <class Optimizer>
-bool any_random(const UpdateArrays& arrays) {
-  bool any = false;
-  for (int k = 0; k < Optimizer::kStates; ++k) any = any || arrays.states[k].format == StateFormat::bf16;
-  return any;
-}
-
-/// The frame of every element-wise optimizer: memory is passed over once, tile by tile; inside a tile what is not fp32
-/// is widened, the update runs in fp32, and results are rounded into their forms. Measured against one fused loop for
-/// each pair of types: as fast at memory speed, faster in cache (fp16 twice), and one loop an optimizer instead of
-/// twelve.
+/// The frame of every element-wise optimizer: memory is passed over once. Sets with strips (vector_update.h) do whole
+/// tiles in registers. The rest, and everything on other sets: tile by tile, what is not fp32 is widened, the update
+/// runs in fp32, and results are rounded into their forms; plain loops, one an optimizer, which compilers make vectors
+/// of.
 template <class Optimizer, class Scalars>
 void update(const Scalars& scalars, const UpdateArrays& arrays) {
   Buffers buffers;
   const bool random = any_random<Optimizer>(arrays);
-  for (std::int64_t start = 0; start < arrays.count; start += kTile) {
+  std::int64_t start = 0;
+#if defined(__AVX2__)
+  start = update_tiles<Optimizer>(scalars, arrays);
+#endif
+  for (; start < arrays.count; start += kTile) {
     const std::int64_t size = arrays.count - start < kTile ? arrays.count - start : kTile;
     const void* g_tile = static_cast<const char*>(arrays.g) + start * element_bytes(arrays.g_type);
     const bool g_wide = arrays.g_type == Element::f32;
@@ -234,22 +203,22 @@ void lion(const LionScalars& scalars, float* p, float* m, const void* g, Element
 
 // ---- norm ---------------------------------------------------------------------------------------
 
-constexpr int kLanes = 32;  // partial sums of a grain: lane j adds elements j, j + 32, j + 64, ... in that order
+constexpr int kPartials = 32;  // partial sums of a grain: the j-th adds elements j, j + 32, j + 64, ... in that order
 
 double grain_square_sum(const float* values, std::int64_t count) {
-  double lanes[kLanes] = {};
+  double partials[kPartials] = {};
   std::int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    for (int j = 0; j < kLanes; ++j) {
+  for (; i + kPartials <= count; i += kPartials) {
+    for (int j = 0; j < kPartials; ++j) {
       const double value = values[i + j];
-      lanes[j] = lanes[j] + value * value;
+      partials[j] = partials[j] + value * value;
     }
   }
-  for (int j = 0; i < count; ++i, ++j) lanes[j] = lanes[j] + double{values[i]} * double{values[i]};
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int j = 0; j < width; ++j) lanes[j] = lanes[j] + lanes[j + width];
+  for (int j = 0; i < count; ++i, ++j) partials[j] = partials[j] + double{values[i]} * double{values[i]};
+  for (int width = kPartials / 2; width > 0; width /= 2) {
+    for (int j = 0; j < width; ++j) partials[j] = partials[j] + partials[j + width];
   }
-  return lanes[0];
+  return partials[0];
 }
 
 void grain_square_sums(double* sums, const float* values, std::int64_t count) {

@@ -12,12 +12,17 @@ namespace {
 
 constexpr std::int64_t kTile = kBlock;  // elements: a tile of everything an update touches stays in the fastest cache
 
+template <class Optimizer>
+bool any_random(const UpdateArrays& arrays) {
+  bool any = false;
+  for (int k = 0; k < Optimizer::kStates; ++k) any = any || arrays.states[k].format == StateFormat::bf16;
+  return any;
+}
+
 /// The random words of a tile: the low half of a word is for states of any sign, the high half for squares.
 void fill_random(std::uint32_t* __restrict words, const RoundingKey& key, std::int64_t first) {
-  const RoundingKey local = key;
-  const auto index = static_cast<std::uint64_t>(first);  // a multiple of kTile: adding i never carries
-  const auto low = static_cast<std::uint32_t>(index), high = static_cast<std::uint32_t>(index >> 32);
-  for (std::uint32_t i = 0; i < kTile; ++i) words[i] = random_word(local, low + i, high);
+  const BlockRandom random = BlockRandom::of(key, first);
+  for (std::uint32_t i = 0; i < kTile; ++i) words[i] = random.word(i);
 }
 
 void round_tile(std::uint16_t* __restrict target, const float* __restrict source, const std::uint32_t* __restrict words,
@@ -43,7 +48,8 @@ float encode_tile(std::uint8_t* __restrict target, const float* __restrict sourc
     largest = magnitude > largest ? magnitude : largest;
   }
   const float scale = Form::scale(float_of(largest));
-  for (std::int64_t i = 0; i < count; ++i) target[i] = Form::encode(source[i], scale);
+  const BlockFactor factor = BlockFactor::of(scale);
+  for (std::int64_t i = 0; i < count; ++i) target[i] = Form::encode(source[i], factor);
   return scale;
 }
 

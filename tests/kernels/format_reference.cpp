@@ -49,17 +49,27 @@ int encode_reference(float relative, int levels) {
   if (!(relative > 0)) return 0;
   int level = 0;
   while (level + 1 < levels && relative < std::ldexp(1.0f, -3 * (level + 1))) ++level;
-  const float steps = std::ldexp(1.0f, levels - 1 - level);
-  const float sevenths = 8.0f / 7.0f;
-  const float position = (std::ldexp(relative, 3 * level) - 0.125f) * (steps * sevenths);
-  return static_cast<int>(steps) - 1 + static_cast<int>(std::nearbyint(std::max(position, 0.0f)));
+  const int top = levels - 1;
+  const float rise = std::ldexp(8.0f / 7.0f, top + 2 * level);
+  const float start = std::ldexp(6.0f / 7.0f, top - level) - 1.0f;
+  const float product = relative * rise;
+  return static_cast<int>(std::nearbyint(product + start));
+}
+
+float relative_to(float scale, float magnitude) {
+  const float lift = scale < 0x1p-100f ? 0x1p64f : 1.0f;
+  const float lifted = scale * lift;
+  const float inverse = 1.0f / lifted;
+  const float raised = magnitude * lift;
+  return raised * inverse;
 }
 
 std::uint8_t encode_in_block(float value, float scale, StateKind kind) {
   if (kind == StateKind::any_sign) {
-    return static_cast<std::uint8_t>(encode_reference(std::fabs(value) / scale, 7) | (std::signbit(value) ? 0x80 : 0));
+    const int code = encode_reference(relative_to(scale, std::fabs(value)), 7);
+    return static_cast<std::uint8_t>(code | (std::signbit(value) ? 0x80 : 0));
   }
-  const int code = encode_reference(std::sqrt(value) / scale, 8);
+  const int code = encode_reference(relative_to(scale, std::sqrt(value)), 8);
   return static_cast<std::uint8_t>(value > 0 ? std::max(code, 1) : code);
 }
 
@@ -99,10 +109,10 @@ float join_reference(std::uint16_t working, std::uint16_t low) {
 
 std::uint32_t random_word_reference(std::uint64_t seed, std::int64_t step, std::uint64_t index) {
   const std::uint64_t golden = 0x9e3779b97f4a7c15;
-  const std::uint64_t key = split_mix(split_mix(seed + golden) + static_cast<std::uint64_t>(step) * golden);
-  const auto first = static_cast<std::uint32_t>(key), second = static_cast<std::uint32_t>(key >> 32);
-  const std::uint32_t inner = murmur_mix(static_cast<std::uint32_t>(index) ^ first);
-  return murmur_mix(inner ^ second ^ static_cast<std::uint32_t>(index >> 32));
+  const std::uint64_t of_step = split_mix(split_mix(seed + golden) + static_cast<std::uint64_t>(step) * golden);
+  const std::uint64_t of_block = split_mix(of_step + index / 256 * golden);
+  const auto before = static_cast<std::uint32_t>(of_block), after = static_cast<std::uint32_t>(of_block >> 32);
+  return murmur_mix(static_cast<std::uint32_t>(index % 256) ^ before) ^ after;
 }
 
 double code_reference(std::uint8_t code, StateKind kind) {
