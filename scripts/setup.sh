@@ -104,7 +104,7 @@ This needs an administrator. Run this, then start again:
 
 requirements() {
   if [ "$1" = with_torch ]; then say "torch==$torch_version"; fi
-  printf '%s\n' numpy safetensors
+  printf '%s\n' numpy safetensors tokenizers jinja2   # the last two: scripts/prepare_data.py
 }
 
 venv_python_runs() { "$venv/bin/python" -c 'import pip' >/dev/null 2>&1; }
@@ -159,14 +159,14 @@ install_python_packages() {
   if [ "$wanted" = with_torch ]; then
     step "Installing LibTorch $torch_version into .venv (about 2.5 GB to download: one to ten minutes)"
   else
-    step "Installing numpy and safetensors into .venv"
+    step "Installing $(requirements "$wanted" | tr '\n' ' ')into .venv"
   fi
   rm -f "$marker"
   # shellcheck disable=SC2046
   "$venv/bin/python" -m pip install --progress-bar off $(requirements "$wanted") </dev/null ||
     die "pip could not install: $(requirements "$wanted" | tr '\n' ' '). Mend what it reports above and run this again."
   venv_is_complete "$wanted" || die "pip finished, but .venv does not load its packages: see  .venv/bin/python -c 'import \
-numpy, safetensors, torch'"
+numpy, safetensors, tokenizers, jinja2, torch'"
 }
 
 install_torch() {

@@ -90,6 +90,8 @@ struct TokenFile::Impl {
   std::optional<Table> labels, documents;
 
   void open_tensors(std::int64_t length);
+  void check_names() const;
+  bool has_target() const;
   std::optional<Table> beside_tokens(const char* name) const;
   void check_row(std::int64_t index, std::initializer_list<std::size_t> sizes) const;
   std::int64_t document(std::int64_t row, std::int64_t position) const;
@@ -104,9 +106,37 @@ void TokenFile::Impl::open_tensors(std::int64_t length) {
     throw FileError(
         fmt::format("{}: expected a tensor \"tokens\"; it holds {} others", path.string(), tensors->names().size()));
   }
+  check_names();
   tokens = matrix(path, tensors->tensor("tokens"), length);
   labels = beside_tokens("labels");
   documents = beside_tokens("documents");
+  if (has_target()) return;
+  throw FileError(fmt::format("{}: none of its {} rows has a target: each label is -100, or each document one token",
+                              path.string(), tokens.rows));
+}
+
+// A mask under another name would go unseen, and all tokens would be trained on.
+void TokenFile::Impl::check_names() const {
+  for (const std::string& name : tensors->names()) {
+    if (name == "tokens" || name == "labels" || name == "documents") continue;
+    throw FileError(
+        fmt::format("{}: it holds a tensor \"{}\"; a token file has \"tokens\", and beside them \"labels\" {}",
+                    path.string(), name, "(-100 where a token is no target) and \"documents\" alone"));
+  }
+}
+
+// Ends at the first target: nearly always in the first rows.
+bool TokenFile::Impl::has_target() const {
+  if (!labels && !documents) return true;
+  for (std::int64_t row = 0; row < tokens.rows; ++row) {
+    for (std::int64_t i = 0; i < tokens.length; ++i) {
+      if (labels && labels->at(row, i + 1) == kNoTarget) continue;
+      if (!documents) return true;
+      const std::int64_t own = documents->at(row, i);
+      if (own != kPadding && documents->at(row, i + 1) == own) return true;
+    }
+  }
+  return false;
 }
 
 std::optional<Table> TokenFile::Impl::beside_tokens(const char* name) const {

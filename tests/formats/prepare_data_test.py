@@ -1,52 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of scripts/prepare_data.py: the bytes it writes, and that a refusal leaves nothing behind."""
-import array
-import json
-import pathlib
+import shutil
 import subprocess
 import sys
-import tempfile
 import unittest
 
-SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "prepare_data.py"
+from prepare_support import SCRIPT, PrepareCase
 
 
-class PrepareData(unittest.TestCase):
-    def setUp(self):
-        self.temporary = tempfile.TemporaryDirectory()
-        self.folder = pathlib.Path(self.temporary.name)
+class PrepareData(PrepareCase):
+    def test_runs_as_a_program(self):
+        text = self.write("t.txt", b"abc")
+        done = subprocess.run([sys.executable, str(SCRIPT), "--output", str(self.folder / "out.bin"), str(text)],
+                              capture_output=True, text=True, check=False)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual(bytes(self.tokens("out.bin")), b"abc")
+        self.assertIn("3 tokens", done.stdout)
+        done = subprocess.run([sys.executable, str(SCRIPT), "--output", str(self.folder / "out.bin"), "none.txt"],
+                              capture_output=True, text=True, check=False)
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.assertIn("none.txt: no such file", done.stderr)
+        self.assertNotIn("Traceback", done.stderr)
 
-    def tearDown(self):
-        self.temporary.cleanup()
-
-    def write(self, name, content):
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-        return path
-
-    def run_script(self, *arguments):
-        return subprocess.run([sys.executable, str(SCRIPT), *map(str, arguments)], capture_output=True, text=True,
-                              check=False)
-
-    def tokens(self, name, code="H"):
-        numbers = array.array(code)
-        numbers.frombytes((self.folder / name).read_bytes())
-        return list(numbers)
-
-    def expect_refusal(self, words, *arguments):
-        before = sorted(self.folder.iterdir())
-        result = self.run_script("--output", self.folder / "out.bin", *arguments)
-        self.assertNotEqual(result.returncode, 0)
-        self.assertNotIn("Traceback", result.stderr)
-        for word in words:
-            self.assertIn(word, result.stderr)
-        self.assertEqual(sorted(self.folder.iterdir()), before)
-
-    def expect_success(self, *arguments):
-        result = self.run_script(*arguments)
-        self.assertEqual(result.returncode, 0, result.stderr)
-        return result.stdout
+    def test_packages_come_from_the_projects_own_python_or_the_way_to_get_them_is_named(self):
+        checkout = self.folder / "checkout"
+        shutil.copytree(SCRIPT.parent, checkout / "scripts")
+        text = self.write("t.txt", b"abc")
+        command = [sys.executable, "-S", str(checkout / "scripts" / "prepare_data.py"), "--output",
+                   str(self.folder / "out.bin"), "--tokenizer", "tokenizer.json", str(text)]  # -S: without packages
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 1)
+        for words in ("tokenizers", "scripts/setup.sh"):
+            self.assertIn(words, done.stderr)
+        python = checkout / ".venv" / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.write_text("#!/bin/sh\necho own python: \"$@\"\n")
+        python.chmod(0o755)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        self.assertEqual(done.stdout, "own python: " + " ".join(command[2:]) + "\n")
 
     def test_bytes_become_tokens_in_the_order_of_the_inputs(self):
         b = self.write("b.txt", b"\x00\xffz")
@@ -104,41 +95,27 @@ class PrepareData(unittest.TestCase):
     def test_an_output_of_another_name_or_place_is_refused(self):
         text = self.write("t.txt", b"abc")
         for output, words in (("out.txt", ".bin"), ("none/out.bin", "no such folder")):
-            result = self.run_script("--output", self.folder / output, text)
-            self.assertNotEqual(result.returncode, 0)
-            self.assertIn(words, result.stderr)
-
-
-    def rows(self, name):
-        """The two tensors of a packed file, as lists of rows."""
-        content = (self.folder / name).read_bytes()
-        start = 8 + int.from_bytes(content[:8], "little")
-        header = json.loads(content[8:start])
-        tensors = {}
-        for key, entry in header.items():
-            first, end = entry["data_offsets"]
-            numbers = array.array("i")
-            numbers.frombytes(content[start + first:start + end])
-            rows, columns = entry["shape"]
-            tensors[key] = [list(numbers[row * columns:(row + 1) * columns]) for row in range(rows)]
-        self.assertEqual(list(tensors), ["tokens", "documents"])
-        return tensors["tokens"], tensors["documents"]
+            status, printed = self.run_script("--output", self.folder / output, text)
+            self.assertNotEqual(status, 0)
+            self.assertIn(words, printed)
 
     def test_packing_fills_rows_and_numbers_their_documents(self):
         lines = b"".join(b'{"text": "%s"}\n' % text for text in (b"aaa", b"bbbb", b"cc", b"d", b"eeeeeeeee"))
         source = self.write("in.jsonl", lines)
-        out = self.expect_success("--output", self.folder / "out.safetensors", "--pack", 5, source)
+        tensors, out = self.packed(5, source)
+        self.assertEqual(list(tensors), ["tokens", "documents"])
         a, b, c, e = 97, 98, 99, 101
-        tokens, documents = self.rows("out.safetensors")  # "d" alone predicts nothing
+        tokens, documents = tensors.values()  # "d" alone predicts nothing
         self.assertEqual(tokens, [[a, a, a, c, c, 0], [b, b, b, b, 0, 0], [e] * 6, [e] * 4 + [0, 0]])
         self.assertEqual(documents, [[0, 0, 0, 1, 1, -1], [0] * 4 + [-1, -1], [0] * 6, [0] * 4 + [-1, -1]])
-        self.assertIn("19 tokens", out)
+        self.assertIn("19 tokens of 32 bits, 14 of them targets, in 4 rows of 5\n", out)
+        self.assertIn("from 5 documents in 1 files\ncut into parts: 1\nleft out, shorter than two tokens: 1\n", out)
         self.expect_success("--output", self.folder / "out.safetensors", "--pack", 5, "--separator", 256,
                             "--validation-fraction", 0.4, source)
-        tokens, documents = self.rows("out.safetensors")
+        tokens, documents = self.rows("out.safetensors").values()
         self.assertEqual(tokens, [[a, a, a, 256, 100, 256], [b] * 4 + [256, 0], [c, c, 256, 0, 0, 0]])
         self.assertEqual(documents, [[0] * 4 + [1, 1], [0] * 5 + [-1], [0] * 3 + [-1] * 3])
-        tokens, documents = self.rows("out.validation.safetensors")
+        tokens, documents = self.rows("out.validation.safetensors").values()
         self.assertEqual(tokens, [[e] * 6, [e] * 4 + [256, 0]])
 
     def test_packing_refuses_what_it_cannot_write(self):
@@ -146,10 +123,21 @@ class PrepareData(unittest.TestCase):
         self.expect_refusal(["--pack", ".safetensors"], "--pack", 4, source)
         for arguments, word in (((0,), "at least 1 token"), ((4, "--validation-fraction", 0.5), "too few"),
                                 ((4, "--separator", 1 << 31), "31 bits")):
-            result = self.run_script("--output", self.folder / "out.safetensors", source, "--pack", *arguments)
-            self.assertNotEqual(result.returncode, 0)
-            self.assertIn(word, result.stderr)
+            status, printed = self.run_script("--output", self.folder / "out.safetensors", source, "--pack", *arguments)
+            self.assertNotEqual(status, 0)
+            self.assertIn(word, printed)
             self.assertEqual([path.name for path in self.folder.iterdir()], ["a.txt"])
+
+    def test_a_document_longer_than_a_row_is_cut_truncated_or_left_out(self):
+        source = self.write("in.jsonl", b'{"text": "abcdefgh"}\n{"text": "xyz"}\n')
+        for long, rows, words in (("cut", [b"abcd", b"defg", b"gh\0\0", b"xyz\0"], "cut into parts: 1"),
+                                  ("truncate", [b"abcd", b"xyz\0"], "truncated: 1"),
+                                  ("drop", [b"xyz\0"], "left out, longer than a row: 1")):
+            tensors, out = self.packed(3, "--long", long, source)
+            self.assertEqual([bytes(row) for row in tensors["tokens"]], rows)
+            self.assertIn(words, out)
+            self.assertIn("from 2 documents", out)
+        self.expect_refusal(["--long", "--pack"], "--long", "drop", source)
 
 
 if __name__ == "__main__":

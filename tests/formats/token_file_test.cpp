@@ -163,6 +163,37 @@ TEST(TokenFile, DocumentsThatAreNone) {
   EXPECT_TRUE(holds(message_of<InvalidArgument>([&] { plain.read_documents(0, three); }), {"\"documents\""}));
 }
 
+TEST(TokenFile, AMaskUnderAnotherNameIsRefused) {
+  const TempFolder folder;
+  const std::vector<std::int32_t> values{1, 2, 3, 4, 5, 6};
+  for (const char* name : {"loss_mask", "targets", "Labels", "attention_mask"}) {
+    write_safetensors(folder / "t.safetensors", std::vector{matrix("tokens", DType::i32, {2, 3}, values),
+                                                            matrix(name, DType::i32, {2, 3}, values)});
+    EXPECT_TRUE(
+        holds(message_of<FileError>([&] { TokenFile(folder / "t.safetensors", 0); }), {name, "\"labels\"", "-100"}));
+  }
+}
+
+TEST(TokenFile, AFileWithoutATargetIsRefused) {
+  const TempFolder folder;
+  const auto open = [&](const std::vector<std::int32_t>& labels, const std::vector<std::int32_t>& documents) {
+    const std::vector<std::int32_t> values{1, 2, 3, 4, 5, 6};
+    write_safetensors(folder / "t.safetensors", std::vector{matrix("tokens", DType::i32, {2, 3}, values),
+                                                            matrix("labels", DType::i32, {2, 3}, labels),
+                                                            matrix("documents", DType::i32, {2, 3}, documents)});
+    return TokenFile(folder / "t.safetensors", 0).rows();
+  };
+  const std::vector<std::int32_t> one(6, 0), all{1, 2, 3, 4, 5, 6};
+  EXPECT_EQ(open({-100, -100, -100, -100, -100, 6}, one), 2);
+  const auto refused = [&](const std::vector<std::int32_t>& labels, const std::vector<std::int32_t>& documents) {
+    return holds(message_of<FileError>([&] { open(labels, documents); }), {"2 rows", "has a target", "-100"});
+  };
+  EXPECT_TRUE(refused(std::vector<std::int32_t>(6, -100), one));
+  EXPECT_TRUE(refused({1, -100, -100, 4, -100, -100}, one));  // what nothing comes before is not predicted
+  EXPECT_TRUE(refused(all, {0, 1, 2, 0, -1, -1}));
+  EXPECT_TRUE(refused({-100, -100, 3, -100, -100, 6}, {0, 0, 1, 0, 0, -1}));
+}
+
 TEST(TokenFile, ArgumentsOutOfRange) {
   const TempFolder folder;
   const auto path = write_tokens(folder, "t.bin", counting(7));

@@ -22,7 +22,7 @@ void use(const TokenFile& file, std::int64_t vocabulary) {
     }
     for (const std::int64_t token : inputs) check(token >= 0 && token < vocabulary, "an input is in the vocabulary");
     for (const std::int64_t token : targets)
-      check(token >= -100 && token < vocabulary, "a target is in the vocabulary");
+      check(token == -100 || (token >= 0 && token < vocabulary), "a target is in the vocabulary, or none");
     if (!file.has_documents()) continue;
     file.read_documents(row, inputs);  // checked by read
     for (const std::int64_t document : inputs) check(document >= -1, "a document is a number or padding");

@@ -19,7 +19,7 @@ def tests_under(folder):
     for path in folder.rglob("*.cpp"):
         names |= {".".join(pair) for pair in re.findall(r"^TEST(?:_P|_F)?\(\s*(\w+),\s*(\w+)\)", path.read_text(), re.M)}
     for path in folder.rglob("*_test.py"):
-        for suite, body in re.findall(r"^class (\w+)\(unittest\.TestCase\):\n((?:[ \t].*\n|\n)+)", path.read_text(), re.M):
+        for suite, body in re.findall(r"^class (\w+)\((?:unittest\.TestCase|\w+Case)\):\n((?:[ \t].*\n|\n)+)", path.read_text(), re.M):
             names |= {f"{suite}.{name}" for name in re.findall(r"def (test_\w+)", body)}
     return names
 

@@ -50,7 +50,7 @@ class Setup(ScriptStage):
     def test_a_second_run_installs_nothing(self):
         status, output, calls = self.run_setup()
         self.assertEqual(status, 0, output)
-        self.assertEqual(calls, ["pip -m pip install --progress-bar off torch==2.11.0 numpy safetensors"])
+        self.assertEqual(calls, ["pip -m pip install --progress-bar off torch==2.11.0 numpy safetensors tokenizers jinja2"])
         status, output, calls = self.run_setup()
         self.assertEqual((status, calls), (0, []), output)
         self.assertIn("Ready.", output)
@@ -139,7 +139,7 @@ class Setup(ScriptStage):
             shutil.rmtree(self.root / ".venv", ignore_errors=True)
             status, output, calls = self.run_setup(STUB_FREE_KB="2000000", **variable)
             self.assertEqual(status, 0, output)
-            self.assertEqual(calls, ["pip -m pip install --progress-bar off numpy safetensors"])
+            self.assertEqual(calls, ["pip -m pip install --progress-bar off numpy safetensors tokenizers jinja2"])
             self.assertIn(f"LibTorch: {torch}", output)
 
     def test_an_unknown_option_is_named(self):

@@ -16,7 +16,7 @@ namespace spillway {
 ///   window that is short is left out.
 /// - `*.safetensors`: `tokens` [rows, length+1] int32 and optionally, of the same shape and type, `labels`, -100 where
 /// a
-///   position is not a target, and `documents`, each position's document, -1 where it is padding.
+///   token is not a target, and `documents`, each position's document, -1 where it is padding. Nothing else.
 ///
 /// In both the target of position t is element t+1; where that is padding or of another document, t has no target.
 /// Threads: safe to read from several.
@@ -24,7 +24,8 @@ class TokenFile {
  public:
   /// `length`: tokens the model sees a row; for safetensors 0 takes what the file has, another value must equal it.
   /// Throws: FileError naming the file and what was expected (missing, empty, shorter than one row, odd size, wrong
-  /// type or shape, another format); InvalidArgument for a length of a `.bin` below 1.
+  /// type or shape, an unknown tensor, no target at all, another format); InvalidArgument for a length of a `.bin`
+  /// below 1.
   TokenFile(const std::filesystem::path& file, std::int64_t length);
   ~TokenFile();
   TokenFile(TokenFile&&) noexcept;

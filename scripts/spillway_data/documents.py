@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the inputs: text files and JSON lines of texts, of prompts with responses, and of chats."""
+import dataclasses
+import json
+
+from spillway_data import Problem
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+ROLE_NAMES = {"human": "user", "gpt": "assistant"}  # of files whose messages say "from" and "value"
+
+
+@dataclasses.dataclass
+class Document:
+    """A text, the characters of it that are responses (None: the text has no such parts), and where it came from."""
+    text: object  # str, or bytes of a file as it is
+    spans: object
+    where: str
+    own_texts: tuple = ()  # what the data says itself, without what a template puts around it
+
+
+def find_files(inputs, suffixes):
+    """The input files: those named, and those of each folder in the order of their paths."""
+    files = []
+    for path in inputs:
+        if path.is_file():
+            files.append(path)
+        elif path.is_dir():
+            if not suffixes:
+                raise Problem(f"{path} is a folder: --suffixes says which of its files to take, for example .txt")
+            found = sorted(p for p in path.rglob("*") if p.is_file() and p.name.endswith(tuple(suffixes)))
+            if not found:
+                raise Problem(f"{path}: no file ends in {' or '.join(suffixes)}")
+            files += found
+        else:
+            raise Problem(f"{path}: no such file or folder")
+    return files
+
+
+def no_key_twice(pairs):
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key \"{next(key for key in keys if keys.count(key) > 1)}\" stands twice")
+    return entries
+
+
+def lines_of(path):
+    """Yields the object of each line that is not blank, and where it stands."""
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            where = f"{path}, line {number}"
+            try:
+                entry = json.loads(line, object_pairs_hook=no_key_twice)
+            except ValueError as error:
+                raise Problem(f"{where}: not JSON: {error}") from None
+            except RecursionError:
+                raise Problem(f"{where}: not JSON that can be read: it is nested too deep") from None
+            if not isinstance(entry, dict):
+                raise Problem(f"{where}: expected an object, found {kind_of(entry)}")
+            yield entry, where
+
+
+def kind_of(value):
+    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def text_at(entry, key, where, optional=False):
+    """The string under a key; empty where it may be missing and is."""
+    value = entry.get(key)
+    if value is None and optional:
+        return ""
+    if key not in entry:
+        hints = {"messages": "--format chat", "conversations": "--format chat --messages-key conversations",
+                 "prompt": "--format prompt-response",
+                 "instruction": "--format prompt-response --prompt-key instruction,input --response-key output"}
+        hint = next((f": is this {words}?" for name, words in hints.items() if name in entry and name != key), "")
+        raise Problem(f"{where}: expected an object with the key \"{key}\"{hint}")
+    if not isinstance(value, str):
+        raise Problem(f"{where}: \"{key}\" is not a string but {kind_of(value)}")
+    return checked_text(value, key, where)
+
+
+def checked_text(text, key, where):
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise Problem(f"{where}: \"{key}\" holds half of a surrogate pair") from None
+    return text
+
+
+def messages_at(entry, key, where):
+    """The list of messages under a key, each with "role" and "content" of the kinds that all templates know."""
+    messages = entry.get(key)
+    if key not in entry:
+        text_at(entry, key, where)  # says what is there instead
+    if not isinstance(messages, list) or not messages:
+        raise Problem(f"{where}: \"{key}\" is not a list of messages but {kind_of(messages)}"
+                      f"{' of none' if messages == [] else ''}")
+    return [message_of(message, f"{where}, message {number}") for number, message in enumerate(messages, 1)]
+
+
+def message_of(message, where):
+    if not isinstance(message, dict):
+        raise Problem(f"{where}: expected an object with \"role\" and \"content\", found {kind_of(message)}")
+    names = ("from", "value") if "role" not in message and "from" in message else ("role", "content")
+    role = text_at(message, names[0], where)
+    if names[0] == "from":
+        role = ROLE_NAMES.get(role, role)
+    if role not in ROLES:
+        raise Problem(f"{where}: the role \"{role}\" is not known; expected {', '.join(ROLES)}")
+    content = text_at(message, names[1], where)
+    others = {key: value for key, value in message.items() if key not in names}
+    if others.pop("weight", None) not in (None, 1):
+        raise Problem(f"{where}: a \"weight\" other than 1 is not known here: messages of a role are treated alike")
+    return {"role": role, "content": content, **others}
+
+
+class Reader:
+    """Yields the documents of files in the format that was asked for, and counts those that it leaves out."""
+
+    def __init__(self, arguments, chat, counts):
+        self.arguments, self.chat, self.counts = arguments, chat, counts
+
+    def documents_of(self, path):
+        if path.suffix != ".jsonl":
+            if self.arguments.format != "text":
+                raise Problem(f"{path}: --format {self.arguments.format} reads .jsonl files alone")
+            yield Document(path.read_bytes(), None, str(path))
+            return
+        make = {"text": self.text, "prompt-response": self.prompt_response, "chat": self.messages}
+        for entry, where in lines_of(path):
+            document = make[self.arguments.format](entry, where)
+            if document is None:
+                self.counts["with an empty response"] += 1
+            else:
+                yield document
+
+    def text(self, entry, where):
+        return Document(text_at(entry, self.arguments.text_key, where), None, where)
+
+    def prompt_response(self, entry, where):
+        keys = self.arguments.prompt_key
+        parts = [text_at(entry, key, where, optional=number > 0) for number, key in enumerate(keys)]
+        prompt = "\n\n".join(part for part in parts if part)
+        response = text_at(entry, self.arguments.response_key, where)
+        if self.chat:
+            return self.rendered([{"role": "user", "content": prompt}, {"role": "assistant", "content": response}],
+                                 entry, where)
+        if not response.strip():
+            return None
+        return Document(prompt + response, [(len(prompt), len(prompt) + len(response))], where, (prompt, response))
+
+    def messages(self, entry, where):
+        return self.rendered(messages_at(entry, self.arguments.messages_key, where), entry, where)
+
+    def rendered(self, messages, entry, where):
+        if any(message["role"] == "assistant" and not message["content"].strip() for message in messages):
+            return None
+        text, spans = self.chat.render(messages, entry.get("tools"), where)
+        return Document(checked_text(text, "the template's text", where), spans, where,
+                        tuple(message["content"] for message in messages))
