@@ -242,11 +242,12 @@ void read_warmup(const Part& params, LrScheduleConfig& schedule) {
       fmt::format("{}: a run goes on where its checkpoint stands; take it out", params.where("last_batch_iteration")));
 }
 
-// The rates at both ends of the warm-up of WarmupLR and WarmupDecayLR: they replace the optimizer's own. Returns the
-// lower one's share of the upper.
-double read_rates(const Part& params, Config& config) {
+// The rates at both ends of the warm-up of WarmupLR and WarmupDecayLR: they replace the optimizer's own, which WarmupLR
+// alone keeps where no rate is given. Returns the lower one's share of the upper.
+double read_rates(const std::string& type, const Part& params, Config& config) {
   double& lr = config.hyperparameters.lr;
-  if (!params.is_auto("warmup_max_lr")) {
+  const bool keeps = type == "WarmupLR" && !params.has("warmup_max_lr");
+  if (!keeps && !params.is_auto("warmup_max_lr")) {
     const double most = params.number("warmup_max_lr").value_or(0.001);
     DeepSpeedFile& file = params.file();
     if (file.loaded.origins.contains("optimizer.lr") && most != lr) {
@@ -297,7 +298,7 @@ void read_scheduler_params(const std::string& type, const Part& params, Config& 
     return read_end(params, schedule);
   }
   refuse_keys(params, type, {"warmup_min_ratio", "cos_min_ratio"});
-  schedule.warmup_start = read_rates(params, config);
+  schedule.warmup_start = read_rates(type, params, config);
   if (type == "WarmupLR") return refuse_keys(params, type, {"total_num_steps"});
   schedule.kind = LrScheduleConfig::Kind::linear;
   schedule.final_factor = schedule.warmup_start;

@@ -55,19 +55,29 @@ constexpr std::array kTop = std::to_array<DeepSpeedKeyRule>({
     {"", "compile", kNone, ""},
     {"", "graph_harvesting", kNone, ""},
     {"", "hybrid_engine", kNone, ""},
+    {"", "managed_gradient_accumulation", kNone, ""},
+    {"", "gradient_allreduce_op", kNone, ""},
+    {"", "seq_parallel_communication_data_type", kNone, ""},
+    {"", "disable_python_gc", kNone, ""},
+    {"", "vocabulary_size", kNone, ""},
+    {"", "use_data_before_expert_parallelism", kNone, ""},
+    {"", "log_level", kNone, ""},
     {"", "amp", kOff, R"(use "fp16": {"enabled": true} or "bf16": {"enabled": true})"},
+    {"", "torch_autocast", kOff, R"(use "fp16": {"enabled": true} or "bf16": {"enabled": true})"},
     {"", "autotuning", kOff, kTakeOut},
     {"", "elasticity", kOff, "give the batch sizes themselves"},
     {"", "eigenvalue", kOff, kTakeOut},
     {"", "quantize_training", kOff, kTakeOut},
     {"", "compression_training", kOff, kTakeOut},
     {"", "sparse_attention", kOff, kTakeOut},
+    {"", "weight_quantization", kOff, kTakeOut},
     {"", "curriculum_learning", kOff, kTakeOut},
     {"", "data_efficiency", kOff, kTakeOut},
     {"", "progressive_layer_drop", kOff, kTakeOut},
     {"", "tensor_parallel", kOff, kOneProcess},
     {"", "sequence_parallel_size", kRead, ""},
     {"", "pipeline", kOff, kOneProcess},
+    {"", "expert_parallel", kOff, kOneProcess},
 });
 
 constexpr std::array kZero = std::to_array<DeepSpeedKeyRule>({
@@ -113,11 +123,22 @@ constexpr std::array kZero = std::to_array<DeepSpeedKeyRule>({
     {"zero_optimization", "zero_hpz_partition_size", kNone, ""},
     {"zero_optimization", "mics_shard_size", kNone, ""},
     {"zero_optimization", "mics_hierarchical_params_gather", kNone, ""},
+    {"zero_optimization", "use_all_reduce_for_fetch_params", kNone, ""},
+    {"zero_optimization", "allgather_sequential", kNone, ""},
+    {"zero_optimization", "stage3_allgather_sequential", kNone, ""},
+    {"zero_optimization", "stage3_module_granularity_threshold", kNone, ""},
+    {"zero_optimization", "parameter_alignment", kNone, ""},
+    {"zero_optimization", "compute_grad_norm", kNone, ""},
+    {"zero_optimization", "enable_sanity_checks", kNone, ""},
+    {"zero_optimization", "leaf_module", kNone, ""},
     {"zero_optimization", "zero_quantized_weights", kOff, kTakeOut},
     {"zero_optimization", "zero_quantized_nontrainable_weights", kOff, kTakeOut},
     {"zero_optimization", "zero_quantized_gradients", kOff, kTakeOut},
     {"zero_optimization", "zeropp_loco_param", kOff, kTakeOut},
     {"zero_optimization", "zenflow", kOff, kOnlyCpu},
+});
+
+constexpr std::array kOffload = std::to_array<DeepSpeedKeyRule>({
     {"zero_optimization.offload_optimizer", "device", kRead, ""},
     {"zero_optimization.offload_optimizer", "ratio", kRead, ""},
     {"zero_optimization.offload_optimizer", "super_offload", kOff, kOnlyCpu},
@@ -181,12 +202,14 @@ constexpr std::array kRest = std::to_array<DeepSpeedKeyRule>({
     {"bf16", "bf16_master_weights_and_grads", kOff, kFp32States},
     {"bf16", "bf16_optimizer_states", kOff, kFp32States},
     {"data_types", "grad_accum_dtype", kRead, ""},
+    {"data_types", "keep_in_fp32_modules", kOff, kTakeOut},
 });
 
 template <class Action>
 void for_each_rule(Action action) {
   for (const DeepSpeedKeyRule& rule : kTop) action(rule);
   for (const DeepSpeedKeyRule& rule : kZero) action(rule);
+  for (const DeepSpeedKeyRule& rule : kOffload) action(rule);
   for (const DeepSpeedKeyRule& rule : kRest) action(rule);
 }
 

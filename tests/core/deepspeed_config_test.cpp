@@ -239,10 +239,18 @@ TEST(DeepSpeedConfig, SchedulersMapOrAreRefused) {
   EXPECT_EQ(cosine.warmup, LrScheduleConfig::Warmup::logarithmic);
   EXPECT_EQ(cosine.warmup_start, 0.25);
   EXPECT_EQ(cosine.final_factor, 0.0001);
-  EXPECT_NE(warnings(R"({"gradient_clipping": 1, "optimizer": {"type": "Adam", "params": {"lr": 1e-4}},
-                        "scheduler": {"type": "WarmupLR"}})")
-                .find("warmup_max_lr: 0.001 replaces the optimizer's lr 0.0001"),
-            std::string::npos);
+  const auto scheduled = [](const std::string& scheduler) {
+    return read(R"({"gradient_clipping": 1, "optimizer": {"type": "Adam", "params": {"lr": 1e-4}}, "scheduler": )" +
+                scheduler + "}");
+  };
+  const LoadedConfig falling = scheduled(R"({"type": "WarmupDecayLR", "params": {"total_num_steps": 2000}})");
+  EXPECT_EQ(falling.config.hyperparameters.lr, 0.001);
+  ASSERT_EQ(falling.warnings.size(), 1u);
+  EXPECT_NE(falling.warnings[0].find("warmup_max_lr: 0.001 replaces the optimizer's lr 0.0001"), std::string::npos);
+  const LoadedConfig steady = scheduled(R"({"type": "WarmupLR", "params": {"warmup_min_lr": 5e-5}})");
+  EXPECT_EQ(steady.config.hyperparameters.lr, 1e-4) << "WarmupLR keeps the optimizer's rate where it is given none";
+  EXPECT_EQ(steady.config.lr_schedule.warmup_start, 0.5);
+  EXPECT_TRUE(steady.warnings.empty());
   expect_refusals(
       {{R"({"scheduler": {"type": "OneCycle"}})", "WarmupLR, WarmupDecayLR, WarmupCosineLR"},
        {R"({"scheduler": {"type": "LRRangeTest", "params": {}}})", "\"LRRangeTest\" is not available"},
@@ -260,10 +268,14 @@ TEST(DeepSpeedConfig, KeysWithoutEffectAreNamedInOneWarningAndOthersRefused) {
                         "zero_optimization": {"stage": 1, "overlap_comm": true, "allgather_bucket_size": 2e8}})"),
             "ds.json: without effect here: tensorboard, wall_clock_breakdown, zero_optimization.allgather_bucket_size, "
             "zero_optimization.overlap_comm\n");
-  EXPECT_EQ(warnings(R"({"gradient_clipping": 1, "curriculum_learning": {"enabled": false}, "amp": {}})"), "");
+  EXPECT_EQ(warnings(R"({"gradient_clipping": 1, "curriculum_learning": {"enabled": false}, "amp": {},
+                        "data_types": {"keep_in_fp32_modules": "auto"}})"),
+            "");
   expect_refusals({{R"({"curriculum_learning": {"enabled": true}})", "curriculum_learning"},
                    {R"({"progressive_layer_drop": {"enabled": "true"}})", "progressive_layer_drop"},
                    {R"({"sequence_parallel_size": 2})", "sequence_parallel_size"},
+                   {R"({"torch_autocast": {"enabled": true, "dtype": "bfloat16"}})", "torch_autocast"},
+                   {R"({"data_types": {"keep_in_fp32_modules": ["norm"]}})", "keep_in_fp32_modules"},
                    {R"({"zero_optimisation": {}})", "did you mean \"zero_optimization\""},
                    {R"({"fp16": {}, "gradient_cliping": 1})", "did you mean \"gradient_clipping\""},
                    {R"({"zero_optimization": {"overlap_com": true}})", "did you mean \"overlap_comm\""},
