@@ -107,7 +107,12 @@ std::string describe_checkpoint(const path& folder, bool checksums) {
   if (manifest.scaler) text += fmt::format("  loss scale {}\n", manifest.scaler->scale);
   text += fmt::format("  {} trained parameters, {} elements; {} frozen ones, known by their checksums\n",
                       manifest.parameters.size(), elements(manifest.parameters, numel), manifest.frozen.size());
-  text += "resumes with the same model, groups and optimizer, in any precision, on any schedule and placement\nfiles\n";
+  text += "resumes with the same model, groups and optimizer, in any precision, on any schedule and placement\n";
+  if (!manifest.frozen.empty()) {
+    text += fmt::format("  values of frozen parameters are compared in {} only: in another, see to the same base\n",
+                        to_string(manifest.precision));
+  }
+  text += "files\n";
   for (const CheckpointFile& file : manifest.files) {
     text += fmt::format("  {} {} bytes, {}\n", file.name, file.bytes.value,
                         checksums ? "undamaged" : "there in full (--checksums reads it)");

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Installs a build, moves the installation elsewhere, and builds and runs a small project that finds it there.
 
-Usage: install_test.py <core|spillway> <build folder> <c++ compiler> [LibTorch folder] [compiler launcher]...
+Usage: install_test.py <core|spillway> <yes|no> <build folder> <c++ compiler> [LibTorch folder] [compiler launcher]...
 
-`core` installs that component alone, and looks for no LibTorch; `spillway` installs everything.
+`yes` where the build has the spillway program (no CLI11, no program). `core` installs that component alone, and looks for no LibTorch; `spillway` installs everything.
 """
 
 import os
@@ -63,6 +63,11 @@ class Case:
             demand(not named, f"the core's installation holds {named}")
             demand(not list(self.prefix.rglob("FindLibTorch.cmake")), "the core's installation looks for LibTorch")
 
+    def check_program(self):
+        """The spillway program stands in bin and runs from where it was moved to."""
+        said = run(self.prefix / "bin" / "spillway", "inspect", "--help")
+        demand("--checksums" in said, f"spillway inspect --help said:\n{said}")
+
     def configure(self, *options, fails=False):
         launcher = [f"-DCMAKE_CXX_COMPILER_LAUNCHER={';'.join(self.launcher)}"] if self.launcher else []
         return run("cmake", "-G", "Ninja", "-S", CONSUMER, "-B", self.scratch / "build", f"-DCMAKE_PREFIX_PATH={self.prefix}",
@@ -96,11 +101,13 @@ class Case:
 
 
 def main():
-    component, build, compiler, *rest = sys.argv[1:]
+    component, program, build, compiler, *rest = sys.argv[1:]
     libtorch = os.path.realpath(rest.pop(0)) if component == "spillway" else ""
     case = Case(component, build, compiler, libtorch, rest)
     case.install()
     case.check_files()
+    if program == "yes":
+        case.check_program()
     case.check_refusals()
     case.build_and_run()
 

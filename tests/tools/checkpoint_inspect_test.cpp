@@ -32,7 +32,7 @@ class CheckpointInspect : public testing::Test {
     manifest.groups.resize(2);
     manifest.scaler = LossScalerState{1024, 1, 1, 0};
     manifest.parameters = {{"weight", {3, 5}, 7}};
-    manifest.frozen = {{"base", 1}};
+    manifest.frozen = frozen_;
     CheckpointWriter writer(root_, step);
     const TensorSource source{"weight", DType::f32, {3, 5}, [](std::span<std::byte> bytes) {
                                 std::fill(bytes.begin(), bytes.end(), std::byte{1});
@@ -42,6 +42,7 @@ class CheckpointInspect : public testing::Test {
   }
 
   std::filesystem::path root_;
+  std::vector<FrozenParameter> frozen_ = {{"base", 1}};
 };
 
 TEST_F(CheckpointInspect, SaysWhatItHoldsAndWhatResumesIt) {
@@ -49,10 +50,16 @@ TEST_F(CheckpointInspect, SaysWhatItHoldsAndWhatResumesIt) {
   const std::string text = tools::inspect(folder, false);
   for (const char* part :
        {"checkpoint: 7 updates done, 2 steps skipped", "optimizer adamw, 2 groups, written by a run in fp16",
-        "loss scale 1024", "1 trained parameters, 15 elements; 1 frozen", "in any precision", "there in full"}) {
+        "loss scale 1024", "1 trained parameters, 15 elements; 1 frozen", "in any precision",
+        "frozen parameters are compared in fp16 only", "there in full"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << " is missing in\n" << text;
   }
   EXPECT_NE(tools::inspect(folder, true).find("masters.safetensors"), std::string::npos);
+}
+
+TEST_F(CheckpointInspect, WithoutFrozenParametersNothingIsSaidOfThem) {
+  frozen_.clear();
+  EXPECT_EQ(tools::inspect(save(7), false).find("compared"), std::string::npos);
 }
 
 TEST_F(CheckpointInspect, AFolderOfCheckpointsShowsTheNewest) {
