@@ -65,6 +65,12 @@ class DeviceError : public Error {
   using Error::Error;
 };
 
+/// Ranks of one run that disagree about what to do, or one that failed, ended or does not answer. Names both sides.
+class RankError : public Error {
+ public:
+  using Error::Error;
+};
+
 /// Checks what a caller passed. Throws: InvalidArgument with `message` as it stands.
 inline void require(bool condition, const std::string& message) {
   if (!condition) throw InvalidArgument(message);
