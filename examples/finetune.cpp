@@ -159,7 +159,7 @@ spillway::StepRecord train_step(spillway::CausalLM& model, spillway::Engine& eng
     tokens += batch.inputs.numel();
   }
   record.result = engine.step();
-  record.loss = loss_sum / static_cast<double>(std::max<std::int64_t>(valid, 1));
+  record.loss = valid > 0 ? loss_sum / static_cast<double>(valid) : std::nan("");
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   record.tokens_per_second = static_cast<double>(tokens) / seconds.count();
   return record;

@@ -24,8 +24,9 @@ struct DataLoaderOptions {
 };
 
 /// Rows of a token file as micro-batches, epoch after epoch: every batch is full, the last one of an epoch is filled
-/// from the next. Tensors are made in ordinary host memory. Owns: nothing; the file must outlive it. Threads: one at a
-/// time.
+/// from the next, so that a row is given out once an epoch and none is left out. Order: row i of the sequence depends
+/// on the file, the seed and i alone, whatever the batch size. Tensors are made in ordinary host memory. Owns: nothing;
+/// the file must outlive it. Threads: one at a time.
 class DataLoader {
  public:
   /// `vocabulary`: tokens must be below it. Throws: InvalidArgument for a batch size below 1.

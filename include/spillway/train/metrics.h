@@ -17,7 +17,7 @@ namespace spillway {
 /// One line of a training log.
 struct StepRecord {
   StepResult result;
-  double loss = 0;  // mean over the step's valid targets
+  double loss = 0;  // mean over the step's valid targets; NaN where it has none
   double tokens_per_second = 0;
 };
 
@@ -37,8 +37,8 @@ class MetricsLog {
   std::ofstream stream_;
 };
 
-/// The mean loss over the first `most_batches` micro-batches of `file` in its order (all, when 0), without gradients
-/// and in evaluation mode.
+/// The mean loss over the targets of the first `most_batches` micro-batches of `file` in its order (all, when 0: every
+/// row once, whatever the batch size), without gradients and in evaluation mode; NaN where these have no target.
 double evaluate(CausalLM& model, const TokenFile& file, std::int64_t batch_size, std::int64_t most_batches);
 
 /// "device  38.1 MiB parameters, ..." and "h2d  3.21 s busy, 1.2 GiB": bytes by tier and time by lane.
