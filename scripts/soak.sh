@@ -37,6 +37,7 @@ for preset in "${presets[@]}"; do
   without_randomisation ctest --test-dir "build/$preset" -j "$jobs" --output-on-failure --no-tests=error \
     --repeat until-fail:"$repeat" --schedule-random "${filter[@]}" </dev/null || failed+=("$preset")
 done
+if [ ${#filter[@]} = 0 ]; then scripts/check_docs.sh || failed+=(docs); fi
 step "Summary: ${presets[*]} in $SECONDS s"
 if [ ${#failed[@]} != 0 ]; then die "FAILED: ${failed[*]}"; fi
 say "100% tests passed"
