@@ -150,6 +150,8 @@ def report(arguments, counts, encoder, template, targets):
         special = encoder.special_tokens()
         if template.end_of_turn and special and template.end_of_turn not in special:
             print(f"note: {template.end_of_turn} is no special token of this tokenizer: it is spelled out")
+        if template.without_end:
+            print(f"note: the template puts nothing behind {template.without_end} responses that tells the model to stop")
     elif arguments.format == "prompt-response" and arguments.separator is None:
         print("note: without --separator or --chat-template nothing tells the model where a response ends")
     if targets.with_special:

@@ -12,6 +12,7 @@ class ChatML:
     """<|im_start|>ROLE, a new line, the content, <|im_end|>, a new line: for each message."""
     name = CHATML
     end_of_turn = "<|im_end|>"
+    without_end = 0
 
     def render(self, messages, tools, where):
         if tools:
@@ -36,69 +37,68 @@ class Chat:
     """A Hugging Face chat template.
 
     Which characters are responses is said by the template itself, in {% generation %} blocks, or found by rendering the
-    chat up to each response, with the words that ask for one, and with it.
+    chat up to each response, with the words that ask for one, and with it. Where all is trained on, nothing is looked for.
     """
     end_of_turn = None
 
-    def __init__(self, name, source, special):
-        self.name, self.special = name, special
+    def __init__(self, name, source, special, targets):
+        self.name, self.special, self.targets = name, special, targets
         self.template = SourceTemplate(name, source)
+        self.without_end = 0  # responses that nothing follows
 
     def render(self, messages, tools, where):
-        def text_of(count, ask=False):
-            text, spans = self.template.render(where, messages=messages[:count], tools=tools or None,
-                                               add_generation_prompt=ask, **self.special)
-            return (text, spans) if count == len(messages) and not ask else text
+        def render(count, ask=False):
+            return self.template.render(where, messages=messages[:count], tools=tools or None, add_generation_prompt=ask,
+                                        **self.special)
 
-        text, spans = text_of(len(messages))
-        if self.template.marks_responses:
+        text, spans = render(len(messages))
+        if self.targets == "all" or self.template.marks_responses:
             return text, spans
-        return text, self.find_responses(messages, text, text_of, where)
-
-    def find_responses(self, messages, text, text_of, where):
         responses = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-        starts = [self.start_of(number, text, text_of(number, ask=True), where) for number in responses]
+        if self.targets == "last-response":
+            responses = responses[-1:]
+        return text, self.find(responses, messages, text, lambda *more: render(*more)[0], where)
+
+    def find(self, responses, messages, text, text_of, where):
+        starts = []
+        for number in responses:
+            before = text_of(number, True)
+            if not text.startswith(before):
+                raise self.not_found(number, "does not follow the words that ask for it", where)
+            starts.append(len(before))
         spans = []
-        for place, (number, start) in enumerate(zip(responses, starts)):
-            limit = starts[place + 1] if place + 1 < len(starts) else len(text)
+        for number, start, limit in zip(responses, starts, [*starts[1:], len(text)]):
             alone = text if number + 1 == len(messages) else text_of(number + 1)
             content = messages[number]["content"].strip()
-            end = self.end_of(content, text, alone, start)
+            end = end_of(content, text, alone, start)
             if end is None or not start < end <= limit:
-                raise self.not_found(number, where)
+                raise self.not_found(number, "is rendered differently once others follow", where)
+            self.without_end += 1 if content and text[start:end].endswith(content) else 0
             spans.append((start, without_space_after_the_end(text, start, end, content)))
         return spans
 
-    def start_of(self, number, text, before, where):
-        if not text.startswith(before):
-            raise self.not_found(number, where)
-        return len(before)
-
-    @staticmethod
-    def end_of(content, text, alone, start):
-        """Where the response ends in the text, from the text that ends with it; None where that cannot be told."""
-        if text.startswith(alone):
-            return len(alone)
-        # The last response is rendered differently from the others: what follows its content is what ends a turn.
-        at = alone.rfind(content)
-        if at < 0:
-            return None
-        tail = alone[at:]
-        found = text.find(tail, start)
-        return None if found < 0 else found + len(tail)
-
-    def not_found(self, number, where):
+    def not_found(self, number, what, where):
+        other = "" if self.targets == "last-response" else ", or train on --targets last-response"
         return Problem(
-            f"{where}, message {number + 1}: the chat template {self.name} renders this message differently once others "
-            "follow, so which part of the text it is cannot be told. Mark the responses in a copy of the template, "
-            "{% generation %} before and {% endgeneration %} behind what the model is to say, and give it as "
-            "--chat-template FILE")
+            f"{where}, message {number + 1}: in the chat template {self.name} this message {what}, so which part of the "
+            "text it is cannot be told. Mark the responses in a copy of the template, {% generation %} before and "
+            f"{{% endgeneration %}} behind what the model is to say, and give it as --chat-template FILE{other}")
+
+
+def end_of(content, text, alone, start):
+    """Where a response ends in the text, from the text that ends with it; None where that cannot be told."""
+    if text.startswith(alone):
+        return len(alone)
+    # The last response is rendered differently from the others: what follows its content is what ends a turn.
+    at = alone.rfind(content)
+    found = text.find(alone[at:], start) if at >= 0 else -1
+    return None if found < 0 else found + len(alone) - at
 
 
 def without_space_after_the_end(text, start, end, content):
     """Leaves out white space behind a mark that ends the turn; where nothing marks the end, the white space does."""
     trimmed = text[start:end].rstrip()
-    return end if trimmed.endswith(content) else start + len(trimmed)
+    return end if content and trimmed.endswith(content) else start + len(trimmed)
 
 
 def read_json(path):
@@ -161,6 +161,7 @@ def make_chat(arguments):
         found = template_of(folder, config) if folder is not None else None
         if found is None and wanted is not None:
             raise Problem("--chat-template tokenizer: no chat_template beside the tokenizer.json")
-        return ChatML() if found is None else Chat(found[1], found[0], special_tokens_of(config))
+        return ChatML() if found is None else Chat(found[1], found[0], special_tokens_of(config),
+                                                   arguments.targets)
     file = arguments.chat_template_path()
-    return Chat(str(file), read_text(file), special_tokens_of(config))
+    return Chat(str(file), read_text(file), special_tokens_of(config), arguments.targets)

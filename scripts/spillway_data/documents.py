@@ -111,7 +111,8 @@ def message_of(message, where):
         role = ROLE_NAMES.get(role, role)
     if role not in ROLES:
         raise Problem(f"{where}: the role \"{role}\" is not known; expected {', '.join(ROLES)}")
-    content = text_at(message, names[1], where)
+    calls = bool(message.get("tool_calls"))  # those may come without a content
+    content = text_at(message, names[1], where, optional=calls)
     others = {key: value for key, value in message.items() if key not in names}
     if others.pop("weight", None) not in (None, 1):
         raise Problem(f"{where}: a \"weight\" other than 1 is not known here: messages of a role are treated alike")
@@ -157,7 +158,8 @@ class Reader:
         return self.rendered(messages_at(entry, self.arguments.messages_key, where), entry, where)
 
     def rendered(self, messages, entry, where):
-        if any(message["role"] == "assistant" and not message["content"].strip() for message in messages):
+        if any(message["role"] == "assistant" and not message["content"].strip() and not message.get("tool_calls")
+               for message in messages):
             return None
         text, spans = self.chat.render(messages, entry.get("tools"), where)
         return Document(checked_text(text, "the template's text", where), spans, where,

@@ -84,9 +84,13 @@ def make_environment(marks):
     # Not optimised: what is constant would be computed while the template is read.
     environment = Environment(trim_blocks=True, lstrip_blocks=True, optimized=False,
                               extensions=[Generation, ext.loopcontrols])
-    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+    environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = refuse
     return environment
+
+
+def to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def is_large(left, right):

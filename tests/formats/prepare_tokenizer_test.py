@@ -178,19 +178,37 @@ class Templates(TokenizerCase):
                           "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
         self.assertEqual(self.chat()[1], [" Hello <|im_end|>", "<think>\n</think>\nWell<|im_end|>"])
 
+    def test_a_template_that_asks_in_other_words_than_it_answers_is_refused(self):
+        self.put_template("{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}"
+                          "{% if add_generation_prompt %}<assistant><think>{% endif %}")
+        self.refused(["line 1, message 2", "words that ask for it", "{% generation %}"])
+        self.assertEqual(len(self.packed(400, "--tokenizer", self.model, "--format", "chat",
+                                         self.write_lines("in.jsonl", {"messages": CHAT}))[0]), 2)  # all are targets
+
+    def test_responses_that_nothing_ends_are_reported(self):
+        self.put_template("{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}"
+                          "{% if add_generation_prompt %}<assistant>{% endif %}")
+        _, runs, out = self.chat()
+        self.assertEqual(runs, ["Hello", "Well"])
+        self.assertIn("note: the template puts nothing behind 2 responses", out)
+
     def test_a_template_that_changes_what_was_said_is_refused_with_the_way_out(self):
         self.put_template("{% for m in messages %}<{{ m.role }}>{% if loop.last %}{{ m.content }}{% else %}...{% endif %};{% endfor %}")
-        self.refused(["line 1, message 2", "{% generation %}", "--chat-template FILE"])
+        self.refused(["line 1, message 2", "{% generation %}", "--chat-template FILE", "last-response"])
+        self.put_template("{% for m in messages %}<{{ m.role }}>{% if m.role == 'user' or loop.last %}{{ m.content }}"
+                          "{% else %}...{% endif %};{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}")
+        self.refused(["line 1, message 2", "once others follow"])
+        self.assertEqual(self.chat("--targets", "last-response")[1], ["Well;"])
 
     def test_tools_and_further_keys_reach_the_template(self):
-        self.put_template("{{ tools | tojson }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.tool_calls | tojson if "
+        self.put_template("{{ tools | tojson(ensure_ascii=False) }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.tool_calls | tojson if "
                           "m.tool_calls }};{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}")
         messages = [CHAT[0], {"role": "assistant", "content": "ok", "tool_calls": [{"name": "\u00e9"}]},
-                    {"role": "tool", "content": "3"}]
+                    {"role": "tool", "content": "3"}, {"role": "assistant", "content": None, "tool_calls": [{"name": "g"}]}]
         tokens, runs, _ = self.chat(messages=messages, tools=[{"name": "f"}])
         text = self.tokenizer.decode(tokens, skip_special_tokens=False)
         self.assertTrue(text.startswith('[{"name": "f"}]<user>'), text)
-        self.assertEqual(runs, ['ok[{"name": "\u00e9"}];'])
+        self.assertEqual(runs, ['ok[{"name": "\u00e9"}];', '[{"name": "g"}];'])
 
     def refused(self, words):
         lines = self.write_lines("in.jsonl", {"messages": CHAT})
