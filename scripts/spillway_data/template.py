@@ -46,8 +46,8 @@ def limited_memory():
     except (ImportError, OSError):
         yield
         return
-    most = now + MOST_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (most if soft == resource.RLIM_INFINITY else min(soft, most), hard))
+    limits = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min([now + MOST_BYTES, *limits]), hard))
     try:
         yield
     finally:
