@@ -1,13 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // finetune --save-every, --keep, --resume.
+#include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <vector>
 
 #include "finetune.h"
 #include "spillway/core/error.h"
+#include "spillway/formats/token_file.h"
 
 namespace finetune {
+namespace {
+
+// Tells other data of as many rows, or another mask: of a large file some rows alone, evenly spread (FNV-1a).
+std::uint64_t checksum(const spillway::TokenFile& data) {
+  constexpr std::int64_t kRows = 64, kAnyVocabulary = std::int64_t{1} << 32;
+  std::vector<std::int64_t> inputs(static_cast<std::size_t>(data.length())), targets(inputs.size());
+  std::uint64_t sum = 14695981039346656037ULL;
+  for (std::int64_t row = 0; row < data.rows(); row += std::max<std::int64_t>(1, data.rows() / kRows)) {
+    data.read(row, kAnyVocabulary, inputs, targets);
+    for (const auto* values : {&inputs, &targets}) {
+      for (const std::int64_t value : *values) sum = (sum ^ static_cast<std::uint64_t>(value)) * 1099511628211ULL;
+    }
+  }
+  return sum;
+}
+
+}  // namespace
 
 Checkpoints::Checkpoints(const Options& options, spillway::Engine& engine, spillway::DataLoader& loader)
     : options_(options),
@@ -21,6 +41,7 @@ std::string Checkpoints::position(std::int64_t step) const {
   const nlohmann::json out = {{"steps_done", step},
                               {"data_position", loader_.position()},
                               {"data_rows", loader_.rows()},
+                              {"data_checksum", checksum(spillway::TokenFile(options_.data, options_.seq_len))},
                               {"shuffle", !options_.no_shuffle},
                               {"seed", options_.seed}};
   return out.dump();
@@ -40,7 +61,7 @@ std::int64_t Checkpoints::resume() {
                           saved[key].get<std::uint64_t>() >> 62 == 0,
                       folder_.string() + ": the newest checkpoint was not saved by finetune");
   }
-  for (const char* key : {"data_rows", "shuffle", "seed"}) {
+  for (const char* key : {"data_rows", "data_checksum", "shuffle", "seed"}) {
     spillway::require(saved.contains(key) && saved[key] == here[key],
                       "--resume: the checkpoint was made with " + std::string(key) + " " +
                           (saved.contains(key) ? saved[key].dump() : "unknown") + ", this run has " + here[key].dump());

@@ -16,7 +16,7 @@ import unittest
 
 FINETUNE = pathlib.Path(sys.argv.pop(1)).resolve()
 PREPARE = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "prepare_data.py"
-DONE, FAILED = 0, 1
+DONE, FAILED, USAGE = 0, 1, 2
 NO = -100
 MODEL = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 256, "hidden_size": 32,
@@ -163,6 +163,16 @@ class DataTest(unittest.TestCase):
             self.assertEqual(ours["status"], theirs["status"])
             if ours["status"] == "updated":
                 self.assertAlmostEqual(ours["loss"], theirs["loss"], delta=1e-3)
+
+    def test_a_run_is_not_resumed_on_other_data_of_as_many_rows(self):
+        data = self.put_rows("rows", 5)
+        self.finetune(data, "--steps", 2, "--batch-size", 2, "--save-every", 2)
+        for other in (self.put_rows("masked", 5, masked=(1,)), self.put_rows("rows", 6)):
+            out = self.finetune(other, "--steps", 4, "--batch-size", 2, "--resume", expect=USAGE)
+            self.assertIn("--resume: the checkpoint was made with data_", out)
+        self.put_rows("rows", 5).rename(self.folder / "moved.safetensors")
+        self.assertIn("resumed after step 2", self.finetune(self.folder / "moved.safetensors", "--steps", 4, "--batch-size", 2,
+                                                            "--resume"))
 
     def test_a_step_without_a_target_changes_nothing_and_says_so(self):
         data = self.put_rows("rows", 3, masked=(0, 1))
