@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # The long checks: everything, LibTorch's part included, under the address, undefined and thread sanitizers, each suite
-# run several times in a shuffled order. Takes an hour or more; not part of scripts/test.sh.
+# run several times in a shuffled order; and every model family held against Hugging Face transformers, which is
+# installed into build/transformers for it. Takes an hour or more; not part of scripts/test.sh.
 #
 # Usage: scripts/soak.sh [--repeat N] [--preset NAME]... [-R REGEX] [--help]
 #   --repeat N      how often each suite runs (default 5); it stops at a suite's first failure
 #   --preset NAME   soak-asan or soak-tsan; default both
-#   -R REGEX        only the suites whose name matches
+#   -R REGEX        only the suites whose name matches, and nothing else
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "$root"
@@ -37,7 +38,13 @@ for preset in "${presets[@]}"; do
   without_randomisation ctest --test-dir "build/$preset" -j "$jobs" --output-on-failure --no-tests=error \
     --repeat until-fail:"$repeat" --schedule-random "${filter[@]}" </dev/null || failed+=("$preset")
 done
-if [ ${#filter[@]} = 0 ]; then scripts/check_docs.sh || failed+=(docs); fi
+if [ ${#filter[@]} = 0 ]; then
+  scripts/check_docs.sh || failed+=(docs)
+  step "transformers: building what it is held against"
+  cmake --preset release
+  cmake --build build/release -j "$jobs" --target finetune model_answers
+  python3 tools/check_transformers.py --build build/release </dev/null || failed+=(transformers)
+fi
 step "Summary: ${presets[*]} in $SECONDS s"
 if [ ${#failed[@]} != 0 ]; then die "FAILED: ${failed[*]}"; fi
 say "100% tests passed"
