@@ -236,6 +236,7 @@ struct SquareBlock8 {
 
 // ---- optimizers ---------------------------------------------------------------------------------
 // update(scalars, p, g, states...): `g` already carries the gradient factor. kStates: how many, kKinds: of which kind.
+// Scalars are those of scalars.h.
 // Value is float, or a vector of them with the same operations.
 
 /// Source: Kingma and Ba 2015, Algorithm 1; decoupled decay: Loshchilov and Hutter 2019, Algorithm 2.
@@ -243,8 +244,8 @@ struct Adam {
   static constexpr int kStates = 2;
   static constexpr StateKind kKinds[] = {StateKind::any_sign, StateKind::square};
 
-  template <class Value>
-  static SPILLWAY_HD void update(const AdamScalars& scalars, Value& p, Value g, Value& m, Value& v) {
+  template <class Scalars, class Value>
+  static SPILLWAY_HD void update(const Scalars& scalars, Value& p, Value g, Value& m, Value& v) {
     if (scalars.l2 != 0) g = g + scalars.l2 * p;
     m = scalars.beta1 * m + scalars.c1 * g;
     v = scalars.beta2 * v + (scalars.c2 * g) * g;
@@ -258,8 +259,8 @@ struct Sgd {
   static constexpr int kStates = 0;
   static constexpr StateKind kKinds[] = {StateKind::any_sign};
 
-  template <class Value>
-  static SPILLWAY_HD void update(const SgdScalars& scalars, Value& p, Value g) {
+  template <class Scalars, class Value>
+  static SPILLWAY_HD void update(const Scalars& scalars, Value& p, Value g) {
     if (scalars.l2 != 0) g = g + scalars.l2 * p;
     p = p - scalars.lr * g;
   }
@@ -270,8 +271,8 @@ struct SgdMomentum {
   static constexpr int kStates = 1;
   static constexpr StateKind kKinds[] = {StateKind::any_sign};
 
-  template <class Value>
-  static SPILLWAY_HD void update(const SgdScalars& scalars, Value& p, Value g, Value& b) {
+  template <class Scalars, class Value>
+  static SPILLWAY_HD void update(const Scalars& scalars, Value& p, Value g, Value& b) {
     if (scalars.l2 != 0) g = g + scalars.l2 * p;
     b = scalars.first ? g : scalars.mu * b + scalars.c * g;
     p = p - scalars.lr * (scalars.nesterov ? g + scalars.mu * b : b);
@@ -283,8 +284,8 @@ struct Adagrad {
   static constexpr int kStates = 1;
   static constexpr StateKind kKinds[] = {StateKind::square};
 
-  template <class Value>
-  static SPILLWAY_HD void update(const AdagradScalars& scalars, Value& p, Value g, Value& h) {
+  template <class Scalars, class Value>
+  static SPILLWAY_HD void update(const Scalars& scalars, Value& p, Value g, Value& h) {
     if (scalars.l2 != 0) g = g + scalars.l2 * p;
     h = h + g * g;
     p = p - scalars.clr * (g / (root(h) + scalars.eps));
@@ -300,8 +301,8 @@ struct Lion {
   static constexpr int kStates = 1;
   static constexpr StateKind kKinds[] = {StateKind::any_sign};
 
-  template <class Value>
-  static SPILLWAY_HD void update(const LionScalars& scalars, Value& p, Value g, Value& m) {
+  template <class Scalars, class Value>
+  static SPILLWAY_HD void update(const Scalars& scalars, Value& p, Value g, Value& m) {
     const Value u = scalars.beta1 * m + scalars.c1 * g;
     p = p * scalars.k - scalars.lr * sign(u);
     m = scalars.beta2 * m + scalars.c2 * g;

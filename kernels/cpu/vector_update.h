@@ -15,74 +15,97 @@ namespace {
 
 // ---- 16-bit types and masters -------------------------------------------------------------------
 
+template <Order kOrder>
 SPILLWAY_HD Floats widen_bf16(const std::uint16_t* source) {
-  return float_of(load_halves(source) << 16);
+  return float_of(load_upper<kOrder>(source));
 }
 
-SPILLWAY_HD void narrow_bf16(std::uint16_t* target, Floats values) {
+template <Order kOrder>
+SPILLWAY_HD WordPart pack_bf16(Floats values) {
   const Words bits = bits_of(values);
   const Words rounded = bits + ((bits >> 16 & 1u) + 0x7fffu);
-  store_halves(target, where_nan(values, bits | kQuietBit, rounded) >> 16);
+  return pack_upper<kOrder>(where_nan(values, bits | kQuietBit, rounded));
 }
 
-SPILLWAY_HD void narrow_bf16_at_random(std::uint16_t* target, Floats values, Words random) {
-  const Words bits = bits_of(values);
-  store_halves(target, where_nan(values, bits | kQuietBit, bits + random) >> 16);
-}
-
+template <Order kOrder>
 SPILLWAY_HD Floats load_element(const void* source, Element type, std::int64_t i) {
-  if (type == Element::f32) return load_floats(static_cast<const float*>(source) + i);
+  if (type == Element::f32) return load_floats<kOrder>(static_cast<const float*>(source) + i);
   const auto* halves = static_cast<const std::uint16_t*>(source) + i;
-  return type == Element::bf16 ? widen_bf16(halves) : load_f16(halves);
+  if (type == Element::bf16) return widen_bf16<kOrder>(halves);
+  return kOrder == Order::natural ? load_f16(halves) : even_odd(load_f16(halves));
 }
 
-SPILLWAY_HD void store_element(void* target, Element type, std::int64_t i, Floats values) {
+/// `past_caches`: where store_streams says so.
+template <Order kOrder>
+SPILLWAY_HD void store_element(void* target, Element type, std::int64_t i, Floats values, bool past_caches) {
   if (type == Element::none) return;
-  if (type == Element::f32) return store(static_cast<float*>(target) + i, values);
+  if (type == Element::f32) return store_floats<kOrder>(static_cast<float*>(target) + i, values);
   auto* halves = static_cast<std::uint16_t*>(target) + i;
-  type == Element::bf16 ? narrow_bf16(halves, values) : store_f16(halves, values);
+  const Floats ordered = kOrder == Order::natural ? values : natural(values);
+  const WordPart packed = type == Element::bf16 ? pack_bf16<kOrder>(values) : pack_f16(ordered);
+  past_caches ? stream(halves, packed) : store_packed(halves, packed);
 }
+
+/// Whether 16-bit results go past the caches: lines of them are then not read before they are written. Only where a
+/// call's arrays are larger than what a core has of the caches, and whole strips are aligned.
+bool store_streams(const void* target, Element type, std::int64_t count) {
+  constexpr std::int64_t kLarge = std::int64_t{1} << 19;
+  const bool half = type == Element::bf16 || type == Element::f16;
+  return half && count >= kLarge && reinterpret_cast<std::uintptr_t>(target) % (2 * kStrip) == 0;
+}
+
+constexpr Order kNatural = Order::natural;
 
 std::int64_t widen_strips(float* target, const void* source, Element type, std::int64_t count) {
   std::int64_t i = 0;
-  for (; i + kStrip <= count; i += kStrip) store(target + i, load_element(source, type, i));
+  for (; i + kStrip <= count; i += kStrip) store_floats<kNatural>(target + i, load_element<kNatural>(source, type, i));
   return i;
 }
 
 std::int64_t accumulate_strips(float* target, const void* source, Element type, std::int64_t count) {
   std::int64_t i = 0;
-  for (; i + kStrip <= count; i += kStrip) store(target + i, load_floats(target + i) + load_element(source, type, i));
+  for (; i + kStrip <= count; i += kStrip) {
+    store_floats<kNatural>(target + i, load_floats<kNatural>(target + i) + load_element<kNatural>(source, type, i));
+  }
   return i;
 }
 
 std::int64_t narrow_strips(void* target, Element type, const float* source, std::int64_t count) {
+  const bool past_caches = store_streams(target, type, count);
   std::int64_t i = 0;
-  for (; i + kStrip <= count; i += kStrip) store_element(target, type, i, load_floats(source + i));
+  for (; i + kStrip <= count; i += kStrip) {
+    store_element<kNatural>(target, type, i, load_floats<kNatural>(source + i), past_caches);
+  }
+  if (past_caches) _mm_sfence();
   return i;
 }
 
-template <bool kSplit>
+template <bool kSplit, Order kOrder>
 SPILLWAY_HD Floats load_p(const MasterArray& p, std::int64_t i) {
-  if constexpr (!kSplit) return load_floats(p.f32 + i);
-  const Words low = load_halves(p.low + i);
-  return float_of((load_halves(p.working + i) << 16) + (low ^ 0x8000u) - 0x8000u);
+  if constexpr (!kSplit) return load_floats<kOrder>(p.f32 + i);
+  return float_of(load_upper<kOrder>(p.working + i) + load_signed<kOrder>(p.low + i));
 }
 
-template <bool kSplit>
+/// `kNanIsNarrow`: a NaN has no bits in its lower half, so that nothing need be done for it to stay one.
+template <bool kSplit, Order kOrder, bool kNanIsNarrow>
 SPILLWAY_HD void store_p(const MasterArray& p, std::int64_t i, Floats values) {
-  if constexpr (!kSplit) return store(p.f32 + i, values);
+  if constexpr (!kSplit) return store_floats<kOrder>(p.f32 + i, values);
   const Words plain = bits_of(values);
-  const Words bits = where_nan(values, (plain | kQuietBit) & 0xffff0000u, plain);
-  store_halves(p.working + i, (bits + 0x8000u) >> 16);
-  store_halves(p.low + i, bits & 0xffffu);
+  const Words bits = kNanIsNarrow ? plain : where_nan(values, (plain | kQuietBit) & 0xffff0000u, plain);
+  store_packed(p.working + i, pack_upper<kOrder>(bits + 0x8000u));
+  store_packed(p.low + i, pack_lower<kOrder>(bits));
 }
 
 // ---- 8-bit codes --------------------------------------------------------------------------------
 
+// In the order of even and odd elements throughout.
+
 /// The lines of DynamicCode by level: `offset` and `slope` by the low bits of a code's exponent as a float, `start` and
-/// `rise` by level from the top.
+/// `rise` by the low bits of a value's, or where registers hold only eight entries, by level from the top.
 struct CodeTables {
-  alignas(64) float offset[kLanes], slope[kLanes], start[kLanes], rise[kLanes];
+  static constexpr int kExponents = kLanes == 16 ? 32 : 0;
+  alignas(64) float offset[kLanes], slope[kLanes];
+  alignas(64) float start[kExponents + 8], rise[kExponents + 8];
 };
 
 template <class Code>
@@ -93,6 +116,11 @@ constexpr CodeTables code_tables() {
     tables.slope[(127 + l) % kLanes] = Code::slope(l);
     tables.start[l] = Code::start(l);
     tables.rise[l] = Code::rise(l);
+  }
+  for (int exponent = 96; exponent < 96 + CodeTables::kExponents; ++exponent) {
+    const int third = exponent < 126 ? (126 - exponent) / 3 : 0;
+    tables.start[exponent % 32] = Code::start(third < Code::kTop ? third : Code::kTop);
+    tables.rise[exponent % 32] = Code::rise(third < Code::kTop ? third : Code::kTop);
   }
   return tables;
 }
@@ -105,16 +133,23 @@ SPILLWAY_HD Floats decode_codes(Words codes) {
   const Floats number = to_floats(codes);
   const Words level = bits_of(number) >> 23;
   // Code 0 finds the line of a level whose numbers are all from code 2 on: below zero there.
-  return clean(look_up(kCodeTables<Code>.offset, level) + look_up(kCodeTables<Code>.slope, level) * number);
+  return above_zero(look_up(kCodeTables<Code>.offset, level) + look_up(kCodeTables<Code>.slope, level) * number);
 }
 
+/// `values` are not negative. NaN: the smallest integer, whose lower bits are zero.
 template <class Code>
 SPILLWAY_HD Words encode_codes(Floats values) {
-  const Floats above = clean(values);
-  const Words below_one = low_halves_minus(broadcast(126u), bits_of(above) >> 23);
+  const CodeTables& tables = kCodeTables<Code>;
+  const Words exponent = bits_of(values) >> 23;
+#if defined(__AVX512F__)
+  const Words index = larger(exponent, broadcast(96u));
+  return to_integers(values * look_up_32(tables.rise, index) + look_up_32(tables.start, index));
+#else
   constexpr std::uint16_t kThird = 21846;  // of 2^16, rounded up: exact for quotients of what is this small
-  const Words level = low_halves_times_high(smaller(below_one, broadcast(3u * Code::kTop)), kThird);
-  return to_integers(above * look_up(kCodeTables<Code>.rise, level) + look_up(kCodeTables<Code>.start, level));
+  const Words below_one = smaller(low_halves_minus(broadcast(126u), exponent), broadcast(3u * Code::kTop));
+  const Words level = low_halves_times(below_one, kThird);
+  return to_integers(values * look_up(tables.rise, level) + look_up(tables.start, level));
+#endif
 }
 
 template <class Form>
@@ -122,10 +157,22 @@ SPILLWAY_HD Floats decode_strip(const std::uint8_t* codes, float scale) {
   const Words bytes = load_bytes(codes);
   if constexpr (Form::kSigned) {
     const Floats magnitudes = decode_codes<typename Form::Code>(bytes & 0x7fu) * scale;
-    return float_of(bits_of(magnitudes) | (bytes & 0x80u) << 24);
+    return float_of(bits_of(magnitudes) | (bytes << 24 & kSignBit));
   } else {
     const Floats part = decode_codes<typename Form::Code>(bytes) * scale;
     return part * part;
+  }
+}
+
+/// `kLift`: whether the factor's lift is another one than 1.
+template <class Form, bool kLift>
+SPILLWAY_HD void encode_values(std::uint8_t* codes, const float* values, const BlockFactor& factor) {
+  for (std::int64_t i = 0; i < kBlock; i += kStrip) {
+    const Floats value = load_floats<Order::natural>(values + i);
+    Floats magnitude = float_of(bits_of(value) & ~kSignBit);
+    if constexpr (kLift) magnitude = magnitude * factor.lift;
+    const Words code = encode_codes<typename Form::Code>(magnitude * factor.inverse);
+    store_bytes(codes + i, Form::kSigned ? code | (bits_of(value) >> 24 & 0x80u) : larger(code, one_above_zero(value)));
   }
 }
 
@@ -134,12 +181,8 @@ template <class Form>
 __attribute__((noinline)) float encode_block(std::uint8_t* codes, const float* values, std::uint32_t largest) {
   const float scale = float_of(largest);
   const BlockFactor factor = BlockFactor::of(scale);
-  for (std::int64_t i = 0; i < kBlock; i += kStrip) {
-    const Floats value = load_floats(values + i);
-    const Floats magnitude = float_of(bits_of(value) & ~kSignBit);
-    const Words code = encode_codes<typename Form::Code>(magnitude * factor.lift * factor.inverse);
-    store_bytes(codes + i, Form::kSigned ? code | (bits_of(value) >> 24 & 0x80u) : larger(code, one_above_zero(value)));
-  }
+  factor.lift != 1 ? encode_values<Form, true>(codes, values, factor)
+                   : encode_values<Form, false>(codes, values, factor);
   return scale;
 }
 
@@ -154,28 +197,33 @@ struct Block {
 
 template <StateFormat kFormat, StateKind kKind>
 struct StateStrip {
+  static constexpr Order kOrder = kFormat == StateFormat::f32 ? Order::natural : Order::even_odd;
   static constexpr bool kSquare = kKind == StateKind::square;
   using Form = std::conditional_t<kSquare, SquareBlock8, SignedBlock8>;
 
   static SPILLWAY_HD Floats load(const void* data, std::int64_t i, const Block& block) {
-    if constexpr (kFormat == StateFormat::f32) return load_floats(static_cast<const float*>(data) + i);
-    if constexpr (kFormat == StateFormat::bf16) return widen_bf16(static_cast<const std::uint16_t*>(data) + i);
+    if constexpr (kFormat == StateFormat::f32) return load_floats<kOrder>(static_cast<const float*>(data) + i);
+    if constexpr (kFormat == StateFormat::bf16) return widen_bf16<kOrder>(static_cast<const std::uint16_t*>(data) + i);
     if constexpr (kFormat == StateFormat::block8) {
       return decode_strip<Form>(static_cast<const std::uint8_t*>(data) + i, block.scale);
     }
   }
 
+  /// `random`: of bf16 alone, whose lower half is for states of any sign, the upper one for squares.
+  template <bool kNanIsNarrow>
   static SPILLWAY_HD void store(void* data, std::int64_t i, Floats values, Words random, Block& block) {
-    if constexpr (kFormat == StateFormat::f32) kernels::store(static_cast<float*>(data) + i, values);
+    if constexpr (kFormat == StateFormat::f32) store_floats<kOrder>(static_cast<float*>(data) + i, values);
     if constexpr (kFormat == StateFormat::bf16) {
-      const Words own = kSquare ? random >> 16 : random & 0xffffu;
-      narrow_bf16_at_random(static_cast<std::uint16_t*>(data) + i, values, own);
+      const Words bits = bits_of(values);
+      const Words rounded = bits + (kSquare ? random >> 16 : random & 0xffffu);
+      const Words safe = kNanIsNarrow ? rounded : where_nan(values, bits | kQuietBit, rounded);
+      store_packed(static_cast<std::uint16_t*>(data) + i, pack_upper<kOrder>(safe));
     }
     if constexpr (kFormat == StateFormat::block8) {
       Floats coded = values;
       if constexpr (kSquare) coded = root(values);
       block.largest = larger(block.largest, bits_of(coded) & ~kSignBit);
-      kernels::store(block.values + i % kBlock, coded);
+      store_floats<Order::natural>(block.values + i % kBlock, coded);  // in the strip's own order
     }
   }
 
@@ -187,80 +235,139 @@ struct StateStrip {
 
 // ---- updates ------------------------------------------------------------------------------------
 
+// Branches inside the loop were measured to cost up to a tenth of the speed of memory, though every call takes them one
+// way only: less of what follows is under way while a strip waits for its lines. So the loop of an ordinary step has
+// none: scalars and types of elements may be ones that the compiler knows.
+
+/// Scalars of a step without L2 decay.
+template <class Scalars>
+struct WithoutDecay : Scalars {
+  static constexpr float l2 = 0;
+};
+
+template <class Scalars>
+bool has_decay(const Scalars& scalars) {
+  return scalars.l2 != 0;
+}
+bool has_decay(const LionScalars&) {
+  return false;
+}
+
+/// Types of gradients and copies: any, or these.
+struct AnyTypes {
+  static constexpr bool kNarrow = false;  // whether gradients are bf16
+  Element g, copy;
+};
+template <Element kG, Element kCopy>
+struct TheseTypes {
+  static constexpr bool kNarrow = kG == Element::bf16;
+  static constexpr Element g = kG, copy = kCopy;
+};
+
 template <class Optimizer, StateFormat kFormat, bool kSplit>
 struct VectorUpdate {
   static constexpr int kStates = Optimizer::kStates;
+  static constexpr Order kOrder = kFormat == StateFormat::f32 ? Order::natural : Order::even_odd;
   template <int k>
   using Strip = StateStrip<kFormat, Optimizer::kKinds[k]>;
 
-  template <class Scalars>
-  static SPILLWAY_HD void strip(const Scalars& scalars, const UpdateArrays& arrays, std::int64_t i, Words random,
-                                Block* blocks) {
-    const Floats g = scalars.grad_factor * load_element(arrays.g, arrays.g_type, i);
-    Floats p = load_p<kSplit>(arrays.p, i), s0, s1;
+  template <class Scalars, class Types>
+  static SPILLWAY_HD void strip(const Scalars& scalars, const UpdateArrays& arrays, const Types& types, std::int64_t i,
+                                Words random, Block* blocks, bool past_caches) {
+    // A NaN has the payload of one of the operands it came from. Where all of those were bf16, its lower half is zero,
+    // and no carry out of it can make it something else.
+    constexpr bool kNarrowStates = kFormat == StateFormat::bf16 && Types::kNarrow;
+    const Floats g = scalars.grad_factor * load_element<kOrder>(arrays.g, types.g, i);
+    Floats p = load_p<kSplit, kOrder>(arrays.p, i), s0, s1;
     if constexpr (kStates > 0) s0 = Strip<0>::load(arrays.states[0].data, i, blocks[0]);
     if constexpr (kStates > 1) s1 = Strip<1>::load(arrays.states[1].data, i, blocks[1]);
     if constexpr (kStates == 0) Optimizer::update(scalars, p, g);
     if constexpr (kStates == 1) Optimizer::update(scalars, p, g, s0);
     if constexpr (kStates == 2) Optimizer::update(scalars, p, g, s0, s1);
-    if constexpr (kStates > 0) Strip<0>::store(arrays.states[0].data, i, s0, random, blocks[0]);
-    if constexpr (kStates > 1) Strip<1>::store(arrays.states[1].data, i, s1, random, blocks[1]);
-    store_p<kSplit>(arrays.p, i, p);
-    store_element(arrays.copy, arrays.copy_type, i, p);
+    if constexpr (kStates > 0) {
+      Strip<0>::template store<kNarrowStates>(arrays.states[0].data, i, s0, random, blocks[0]);
+    }
+    if constexpr (kStates > 1) {
+      Strip<1>::template store<kNarrowStates>(arrays.states[1].data, i, s1, random, blocks[1]);
+    }
+    store_p<kSplit, kOrder, kNarrowStates>(arrays.p, i, p);
+    store_element<kOrder>(arrays.copy, types.copy, i, p, past_caches);
   }
 
   /// Elements from `begin` to `end`, which is `begin` and a number of whole strips, inside a block unless states are
   /// fp32.
-  template <class Scalars>
-  static SPILLWAY_HD void strips(const Scalars& scalars, const UpdateArrays& arrays, std::int64_t begin,
-                                 std::int64_t end, Block* blocks) {
+  template <class Scalars, class Types>
+  static SPILLWAY_HD void strips(const Scalars& scalars, const UpdateArrays& arrays, const Types& types,
+                                 std::int64_t begin, std::int64_t end, Block* blocks, bool past_caches) {
     BlockRandom random{};
     if constexpr (kFormat == StateFormat::bf16) random = BlockRandom::of(arrays.key, arrays.first + begin);
     for (std::int64_t i = begin; i < end; i += kStrip) {
       Words words{};
-      if constexpr (kFormat == StateFormat::bf16) words = random.word(iota() + static_cast<std::uint32_t>(i - begin));
-      strip(scalars, arrays, i, words, blocks);
+      if constexpr (kFormat == StateFormat::bf16)
+        words = random.word(places<kOrder>() + static_cast<std::uint32_t>(i - begin));
+      strip(scalars, arrays, types, i, words, blocks, past_caches);
     }
   }
 
   // Not inlined: a function for each form, with registers of its own.
-  template <class Scalars>
+  template <class Scalars, class Types>
   static __attribute__((noinline)) void tiles(const Scalars& given_scalars, const UpdateArrays& given,
-                                              std::int64_t count) {
+                                              const Types& given_types, std::int64_t count) {
     const Scalars scalars = given_scalars;  // copies that no store of an element can change stay in registers
     const UpdateArrays arrays = given;
-    if constexpr (kFormat == StateFormat::f32) return strips(scalars, arrays, 0, count, nullptr);
+    const Types types = given_types;
+    const bool past_caches = store_streams(arrays.copy, types.copy, arrays.count);
+    if constexpr (kFormat == StateFormat::f32) {
+      return past_caches ? strips(scalars, arrays, types, 0, count, nullptr, true)
+                         : strips(scalars, arrays, types, 0, count, nullptr, false);
+    }
     alignas(64) float values[2][kFormat == StateFormat::block8 ? kBlock : 1];
     for (std::int64_t start = 0; start < count; start += kTile) {
       Block blocks[2] = {{values[0], 0, {}}, {values[1], 0, {}}};
       if constexpr (kFormat == StateFormat::block8) {
         for (int k = 0; k < kStates; ++k) blocks[k].scale = arrays.states[k].scales[start / kBlock];
       }
-      strips(scalars, arrays, start, start + kTile, blocks);
+      strips(scalars, arrays, types, start, start + kTile, blocks, past_caches);
       if constexpr (kFormat == StateFormat::block8 && kStates > 0) Strip<0>::finish(arrays.states[0], start, blocks[0]);
       if constexpr (kFormat == StateFormat::block8 && kStates > 1) Strip<1>::finish(arrays.states[1], start, blocks[1]);
     }
   }
 };
 
+template <class Optimizer, StateFormat kFormat, bool kSplit, class Scalars>
+void tiles_of_form(const Scalars& scalars, const UpdateArrays& arrays, std::int64_t count) {
+  using Update = VectorUpdate<Optimizer, kFormat, kSplit>;
+  using Wide = TheseTypes<Element::f32, Element::none>;
+  using Half = TheseTypes<Element::bf16, kSplit ? Element::none : Element::bf16>;
+  const bool decays = has_decay(scalars);
+  const WithoutDecay<Scalars> plain{scalars};
+  if (!decays && arrays.g_type == Wide::g && arrays.copy_type == Wide::copy) {
+    return Update::tiles(plain, arrays, Wide(), count);
+  }
+  if (!decays && arrays.g_type == Half::g && arrays.copy_type == Half::copy) {
+    return Update::tiles(plain, arrays, Half(), count);
+  }
+  Update::tiles(scalars, arrays, AnyTypes{arrays.g_type, arrays.copy_type}, count);
+}
+
 /// The whole tiles of an update whose states share one format. Returns how many elements they have.
 template <class Optimizer, class Scalars>
 std::int64_t update_tiles(const Scalars& scalars, const UpdateArrays& arrays) {
-  constexpr bool kStateless = Optimizer::kStates == 0;
-  const StateFormat format = kStateless ? StateFormat::f32 : arrays.states[0].format;
+  const StateFormat format = Optimizer::kStates == 0 ? StateFormat::f32 : arrays.states[0].format;
   if (Optimizer::kStates == 2 && arrays.states[1].format != format) return 0;
   const std::int64_t count = arrays.count / kTile * kTile;
   const bool split = arrays.p.f32 == nullptr;
   const auto run = [&](auto form) {
     constexpr StateFormat kFormat = decltype(form)::value;
-    split ? VectorUpdate<Optimizer, kFormat, true>::tiles(scalars, arrays, count)
-          : VectorUpdate<Optimizer, kFormat, false>::tiles(scalars, arrays, count);
+    split ? tiles_of_form<Optimizer, kFormat, true>(scalars, arrays, count)
+          : tiles_of_form<Optimizer, kFormat, false>(scalars, arrays, count);
   };
   if (format == StateFormat::f32) run(std::integral_constant<StateFormat, StateFormat::f32>());
-  if constexpr (!kStateless) {
+  if constexpr (Optimizer::kStates > 0) {
     if (format == StateFormat::bf16) run(std::integral_constant<StateFormat, StateFormat::bf16>());
     if (format == StateFormat::block8) run(std::integral_constant<StateFormat, StateFormat::block8>());
   }
+  if (store_streams(arrays.copy, arrays.copy_type, arrays.count)) _mm_sfence();
   return count;
 }
 

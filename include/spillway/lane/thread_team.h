@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <vector>
 
 namespace spillway {
 
@@ -12,7 +13,12 @@ namespace spillway {
 class ThreadTeam {
  public:
   /// `threads` counts the caller of parallel_for: one makes no thread at all. Throws: InvalidArgument below one.
-  explicit ThreadTeam(int threads);
+  explicit ThreadTeam(int threads) : ThreadTeam(threads, {}) {}
+  /// Threads that stay on processors `cores`, one each, and wait for a moment awake before they sleep. The thread that
+  /// calls parallel_for is the first of them: it is moved at its first call, for good. None given: threads run
+  /// anywhere. Throws: InvalidArgument below one thread, where `cores` are not as many as threads, or where one may not
+  /// be used.
+  ThreadTeam(int threads, std::vector<int> cores);
   /// Ends the threads.
   ~ThreadTeam();
   ThreadTeam(const ThreadTeam&) = delete;
