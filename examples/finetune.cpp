@@ -38,8 +38,9 @@ namespace {
 using finetune::Options;
 using spillway::Config;
 
-/// Exit codes: 0 done, 1 failed, 2 wrong usage, 3 the plan does not fit in memory, 4 ended by a signal with a
-/// checkpoint to resume from.
+constexpr const char* kExitCodes =
+    "Exit codes: 0 done, 1 failed (a file that is damaged or missing, a full disk), 2 wrong usage, 3 does not fit in\n"
+    "memory, 4 ended by a signal, with a checkpoint to resume from.";
 constexpr int kFailed = 1, kUsage = 2, kDoesNotFit = 3, kInterrupted = 4;
 
 volatile std::sig_atomic_t interrupted = 0;
@@ -308,6 +309,7 @@ int run(const Options& o) {
 int main(int argc, char** argv) {
   Options options;
   CLI::App app("Fine-tunes a causal language model whose states need not fit on the device.");
+  app.footer(kExitCodes);
   add_model_and_data_flags(app, options);
   add_training_flags(app, options);
   add_offload_flags(app, options);

@@ -27,6 +27,13 @@ std::uint64_t checksum(const spillway::TokenFile& data) {
   return sum;
 }
 
+std::string what_is_left(const std::filesystem::path& folder) {
+  const auto complete = spillway::list_checkpoints(folder);
+  if (complete.empty()) return "there is no complete checkpoint yet";
+  return "the last complete checkpoint is " + complete.back().string() +
+         ": once what is named here is mended (a full disk: with room for two checkpoints), go on with --resume";
+}
+
 }  // namespace
 
 Checkpoints::Checkpoints(const Options& options, spillway::Engine& engine, spillway::DataLoader& loader)
@@ -36,14 +43,15 @@ Checkpoints::Checkpoints(const Options& options, spillway::Engine& engine, spill
       folder_(options.checkpoints.empty() ? std::filesystem::path(options.output) / "checkpoints"
                                           : std::filesystem::path(options.checkpoints)) {}
 
-// What decides which rows come next: a resumed run must agree in all but the position.
+// What decides which rows come next, and what tensors do not say: a resumed run must agree in all but the position.
 std::string Checkpoints::position(std::int64_t step) const {
-  const nlohmann::json out = {{"steps_done", step},
-                              {"data_position", loader_.position()},
-                              {"data_rows", loader_.rows()},
-                              {"data_checksum", checksum(spillway::TokenFile(options_.data, options_.seq_len))},
-                              {"shuffle", !options_.no_shuffle},
-                              {"seed", options_.seed}};
+  nlohmann::json out = {{"steps_done", step},
+                        {"data_position", loader_.position()},
+                        {"data_rows", loader_.rows()},
+                        {"data_checksum", checksum(spillway::TokenFile(options_.data, options_.seq_len))},
+                        {"shuffle", !options_.no_shuffle},
+                        {"seed", options_.seed}};
+  if (const auto lora = lora_options(options_.lora)) out["lora_scale"] = lora->scaling();
   return out.dump();
 }
 
@@ -61,10 +69,10 @@ std::int64_t Checkpoints::resume() {
                           saved[key].get<std::uint64_t>() >> 62 == 0,
                       folder_.string() + ": the newest checkpoint was not saved by finetune");
   }
-  for (const char* key : {"data_rows", "data_checksum", "shuffle", "seed"}) {
-    spillway::require(saved.contains(key) && saved[key] == here[key],
-                      "--resume: the checkpoint was made with " + std::string(key) + " " +
-                          (saved.contains(key) ? saved[key].dump() : "unknown") + ", this run has " + here[key].dump());
+  for (const char* key : {"data_rows", "data_checksum", "shuffle", "seed", "lora_scale"}) {
+    const nlohmann::json before = saved.value(key, nlohmann::json()), now = here.value(key, nlohmann::json());
+    spillway::require(before == now, "--resume: the checkpoint was made with " + std::string(key) + " " +
+                                         before.dump() + ", this run has " + now.dump());
   }
   loader_.seek(saved["data_position"].get<std::int64_t>());
   saved_ = saved["steps_done"].get<std::int64_t>();
@@ -86,7 +94,12 @@ void Checkpoints::save(std::int64_t step, bool now) {
     std::printf("saving: %d %% of %s\n", 10 * tenth, spillway::to_string(total).c_str());
     std::fflush(stdout);
   };
-  const std::filesystem::path made = engine_.save(folder_, how);
+  std::filesystem::path made;
+  try {
+    made = engine_.save(folder_, how);
+  } catch (const spillway::FileError& error) {
+    throw spillway::FileError(std::string(error.what()) + "; " + what_is_left(folder_));
+  }
   saved_ = step;
   std::printf("checkpoint %s\n", made.string().c_str());
   std::fflush(stdout);

@@ -36,7 +36,7 @@ liburing-dev header liburing.h
 libxxhash-dev header xxhash.h
 LIST
 }
-optional_packages="ccache clang-format"   # faster rebuilds; only for those who change the code
+optional_packages="ccache clang clang-format"   # faster rebuilds; fuzzing; only for those who change the code
 
 # True where the thing is here although Debian's package is not: installed by hand, or another system.
 is_present() {

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Sets up, builds and runs every test suite; then the core's suites again under the address, undefined and thread
-# sanitizers. Ends non-zero where anything failed or no test ran.
+# sanitizers; then a minute of libFuzzer on each reader of foreign files, where clang++ is there. Ends non-zero where
+# anything failed or no test ran.
 #
 # Usage: scripts/test.sh [--fast] [--preset NAME]... [-R REGEX] [--help]
-#   --fast          the release build alone, without the sanitizers: for the loop of editing and testing
-#   --preset NAME   only this preset of CMakePresets.json (may be given again); default: release asan tsan
+#   --fast          the release build alone, without sanitizers and fuzzing: for the loop of editing and testing
+#   --preset NAME   only this preset of CMakePresets.json (may be given again); default: release asan tsan fuzz
 #   -R REGEX        only the suites whose name matches
 # Each suite has a time budget of its own (TIMEOUT in tests/*/CMakeLists.txt).
 set -euo pipefail
@@ -27,7 +28,7 @@ while [ $# -gt 0 ]; do
 done
 if [ ${#presets[@]} = 0 ]; then
   presets=(release)
-  if [ "$fast" = no ]; then presets+=(asan tsan); fi
+  if [ "$fast" = no ]; then presets+=(asan tsan fuzz); fi
 fi
 needs_torch() { case $1 in release | debug | soak-*) return 0 ;; *) return 1 ;; esac; }
 
@@ -82,12 +83,25 @@ test_preset() {
   phase "$preset: other suites" run_suites "$preset" -LE core || true
 }
 
+# The targets alone; what they found before is in build/fuzz/fuzz and is where they start.
+test_fuzz() {
+  if ! command -v clang++ >/dev/null; then
+    rows+=("$(printf '%-28s %6d s   %s' "fuzz" 0 "left out: clang++ is missing (Debian: clang)")")
+    return 0
+  fi
+  phase "fuzz: configure" cmake --preset fuzz -DSPILLWAY_FUZZ_SECONDS=60 || return 0
+  phase "fuzz: build" cmake --build build/fuzz -j "$jobs" --target fuzz || return 0
+  phase "fuzz: a minute each" run_suites fuzz -L fuzz || true
+}
+
 setup=(scripts/setup.sh --core-only)
 for preset in "${presets[@]}"; do
   if needs_torch "$preset"; then setup=(scripts/setup.sh); fi
 done
 if phase "setup" "${setup[@]}"; then
-  for preset in "${presets[@]}"; do test_preset "$preset"; done
+  for preset in "${presets[@]}"; do
+    if [ "$preset" = fuzz ]; then test_fuzz; else test_preset "$preset"; fi
+  done
 fi
 
 step "Summary"

@@ -6,6 +6,7 @@
 
 #include <map>
 
+#include "core/printable.h"
 #include "spillway/core/error.h"
 #include "spillway/formats/safetensors.h"
 #include "spillway/state/checkpoint_folder.h"
@@ -56,7 +57,7 @@ std::string describe_files(const path& folder) {
     if (entry.is_regular_file()) files[entry.path().filename().string()] = entry.file_size();
   }
   std::string text = "files\n";
-  for (const auto& [name, bytes] : files) text += fmt::format("  {} {} bytes\n", name, bytes);
+  for (const auto& [name, bytes] : files) text += fmt::format("  {} {} bytes\n", printable(name), bytes);
   return text;
 }
 
@@ -88,13 +89,9 @@ std::string describe_adapters(const path& folder) {
   return text + describe_files(folder);
 }
 
-std::int64_t numel(const CheckpointParameter& parameter) {
+std::int64_t numel(const CheckpointParameter& parameter) {  // the manifest's reader saw to it that this can be counted
   std::int64_t product = 1;
-  for (const std::int64_t size : parameter.shape) {
-    if (__builtin_mul_overflow(product, size, &product)) {
-      throw FileError(fmt::format("{}: its shape has more elements than can be counted", parameter.name));
-    }
-  }
+  for (const std::int64_t size : parameter.shape) product *= size;
   return product;
 }
 

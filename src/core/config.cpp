@@ -102,7 +102,7 @@ T choose(const std::string& where, const std::string& text, std::initializer_lis
     if (text == name) return value;
     known += fmt::format("{}\"{}\"", known.empty() ? "" : ", ", name);
   }
-  throw InvalidArgument(fmt::format("{}: \"{}\" is not one of {}", where, text, known));
+  throw InvalidArgument(fmt::format("{}: {} is not one of {}", where, in_quotes(text), known));
 }
 
 void read_device(const json& object, const std::string& source, DeviceConfig& device) {
@@ -258,7 +258,7 @@ Config read_own_config(const json& document, const std::string& source) {
     const std::string name = section.text("precision", *value);
     const std::optional<DType> type = parse_dtype(name);
     require(type.has_value(),
-            fmt::format("{}: \"{}\" is not one of fp32, bf16, fp16", section.path("precision"), name));
+            fmt::format("{}: {} is not one of fp32, bf16, fp16", section.path("precision"), in_quotes(name)));
     config.precision = *type;
   }
   if (const json* value = section.find("device")) read_device(*value, source, config.device);
@@ -312,8 +312,9 @@ void Config::validate() const {
           fmt::format("precision {} is not one of fp32, bf16, fp16", to_string(precision)));
   check_hyperparameters("optimizer", hyperparameters);
   for (const GroupConfig& group : groups) {
-    check_hyperparameters(fmt::format("group \"{}\"", group.match), with_overrides(hyperparameters, group));
-    require(!group.max_dims || *group.max_dims >= 0, fmt::format("group \"{}\": max_dims is negative", group.match));
+    check_hyperparameters(fmt::format("group {}", in_quotes(group.match)), with_overrides(hyperparameters, group));
+    require(!group.max_dims || *group.max_dims >= 0,
+            fmt::format("group {}: max_dims is negative", in_quotes(group.match)));
   }
   check_lr_schedule(lr_schedule);
   check_loss_scale(loss_scale);

@@ -100,8 +100,8 @@ void read_sum_type(const Part& top, Config& config) {
   if (!name) return;
   const std::optional<DType> type = parse_dtype(*name);
   require(type && (*type == DType::f32 || *type == config.precision),
-          fmt::format("{}: \"{}\" is neither fp32 nor the working type {}", types->where("grad_accum_dtype"), *name,
-                      to_string(config.precision)));
+          fmt::format("{}: {} is neither fp32 nor the working type {}", types->where("grad_accum_dtype"),
+                      in_quotes(*name), to_string(config.precision)));
   config.low_memory_accumulation = *type != DType::f32;
   types->give("low_memory_accumulation", "grad_accum_dtype");
 }
@@ -131,8 +131,8 @@ bool offloads_to_cpu(const Part& zero) {
   const bool older = zero.boolean("cpu_offload").value_or(false);
   if (!optimizer) return older;
   const std::string device = optimizer->text("device").value_or("none");
-  require(device == "cpu" || device == "none",
-          fmt::format("{}: \"{}\" is not available; use \"cpu\" or \"none\"", optimizer->where("device"), device));
+  require(device == "cpu" || device == "none", fmt::format("{}: {} is not available; use \"cpu\" or \"none\"",
+                                                           optimizer->where("device"), in_quotes(device)));
   require(device == "cpu" || !older, fmt::format("{}: \"cpu_offload\" and \"offload_optimizer\" say different things",
                                                  zero.where("offload_optimizer")));
   require(optimizer->number("ratio").value_or(1) == 1,
@@ -152,10 +152,9 @@ void read_zero(const Part& top, Config& config) {
                                  zero.where("stage")));
   if (const std::optional<Part> parameters = zero.part("offload_param")) {
     const std::string device = parameters->text("device").value_or("none");
-    require(device == "none",
-            fmt::format("{}: \"{}\" is not available, parameters stay on the device; use \"none\", with "
-                        "\"offload_optimizer\" to keep optimizer states on the host",
-                        parameters->where("device"), device));
+    require(device == "none", fmt::format("{}: {} is not available, parameters stay on the device; use \"none\", with "
+                                          "\"offload_optimizer\" to keep optimizer states on the host",
+                                          parameters->where("device"), in_quotes(device)));
   }
   if (offloads_to_cpu(zero)) config.schedule = "zero_offload";
   zero.give("schedule", zero.has("offload_optimizer") ? "offload_optimizer" : "cpu_offload");
@@ -210,7 +209,7 @@ void read_optimizer(const Part& top, Config& config) {
   const std::string type = optimizer->text("type").value_or("none");
   const std::string name = lower(type);
   require(name == "adam" || name == "adamw",
-          fmt::format("{}: \"{}\" is not available; use \"AdamW\" or \"Adam\"", optimizer->where("type"), type));
+          fmt::format("{}: {} is not available; use \"AdamW\" or \"Adam\"", optimizer->where("type"), in_quotes(type)));
   const std::optional<Part> params = optimizer->part("params");
   const bool decoupled = !params || params->boolean("adam_w_mode").value_or(true);
   require(name == "adam" || decoupled,
@@ -234,7 +233,7 @@ void read_warmup(const Part& params, LrScheduleConfig& schedule) {
   }
   const std::string type = params.text("warmup_type").value_or("log");
   require(type == "log" || type == "linear",
-          fmt::format("{}: \"{}\" is not one of \"log\", \"linear\"", params.where("warmup_type"), type));
+          fmt::format("{}: {} is not one of \"log\", \"linear\"", params.where("warmup_type"), in_quotes(type)));
   schedule.warmup = type == "log" ? LrScheduleConfig::Warmup::logarithmic : LrScheduleConfig::Warmup::linear;
   params.give("lr_schedule.warmup_type", "warmup_type");
   require(
@@ -313,7 +312,7 @@ void read_scheduler(const Part& top, Config& config) {
   constexpr std::array kTypes = {"WarmupLR", "WarmupDecayLR", "WarmupCosineLR"};
   const bool known = type && std::find(kTypes.begin(), kTypes.end(), *type) != kTypes.end();
   require(known, fmt::format("{}: {} is not available; use one of WarmupLR, WarmupDecayLR, WarmupCosineLR",
-                             scheduler->where("type"), type ? "\"" + *type + "\"" : "none"));
+                             scheduler->where("type"), type ? in_quotes(*type) : "none"));
   const json none = json::object();
   const json* params = scheduler->find("params");
   scheduler->give("lr_schedule.type", "type");

@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 
+#include "core/strict_json.h"
 #include "spillway/core/error.h"
 
 namespace spillway {
@@ -85,7 +86,7 @@ std::optional<Amount> split_amount(std::string_view text) {
 
 [[noreturn]] void refuse(std::string_view text, std::string_view what, std::string_view example) {
   throw InvalidArgument(
-      fmt::format("\"{}\" is not a {}: expected a number and a unit, such as {}", text, what, example));
+      fmt::format("{} is not a {}: expected a number and a unit, such as {}", in_quotes(text), what, example));
 }
 
 // "Gb" as network equipment writes it: eight times less than what it would be read as.
@@ -98,7 +99,7 @@ bool means_bits(std::string_view unit) {
 Bytes parse_bytes(std::string_view text) {
   const auto amount = split_amount(trimmed(text));
   if (!amount) refuse(text, "size", "64MiB, 1.5GB or 4096");
-  const InvalidArgument too_large(fmt::format("\"{}\" is too large: at most 2^63-1 bytes", text));
+  const InvalidArgument too_large(fmt::format("{} is too large: at most 2^63-1 bytes", in_quotes(text)));
   if (amount->whole) {
     std::int64_t bytes = 0;
     if (__builtin_mul_overflow(*amount->whole, amount->factor, &bytes)) throw too_large;
@@ -126,7 +127,7 @@ double parse_bandwidth(std::string_view text) {
   }
   const double bytes = amount->number * static_cast<double>(amount->factor);
   if (!(bytes > 0) || !std::isfinite(bytes)) {
-    throw InvalidArgument(fmt::format("\"{}\" is not a bandwidth: it must be above zero and finite", text));
+    throw InvalidArgument(fmt::format("{} is not a bandwidth: it must be above zero and finite", in_quotes(text)));
   }
   return bytes;
 }

@@ -30,7 +30,7 @@ class DeviceGuard {
   DeviceGuard& operator=(const DeviceGuard&) = delete;
 
  private:
-  int before_ = 0;
+  [[maybe_unused]] int before_ = 0;  // builds without CUDA have nothing to put back
 };
 
 /// CUDA's default stream by its other name, which is not null: what StreamRef calls a framework's null stream.

@@ -7,7 +7,9 @@
 #include <fstream>
 #include <functional>
 #include <sstream>
+#include <system_error>
 #include <utility>
+#include <vector>
 
 #include "formats/atomic_file.h"
 #include "models/config_json.h"
@@ -37,11 +39,11 @@ std::string read_text(const fs::path& file) {
   return std::move(text).str();
 }
 
-void write_text(const fs::path& file, const std::string& text) {
+AtomicFile write_aside(const fs::path& file, const std::string& text) {
   AtomicFile aside(file);
   aside.write(std::as_bytes(std::span(text)));
   aside.finish();
-  aside.publish();
+  return aside;
 }
 
 std::string config_text(const CausalLM& model, const fs::path& source, DType dtype) {
@@ -56,10 +58,10 @@ std::string config_text(const CausalLM& model, const fs::path& source, DType dty
   return config_json_with_dtype(text, dtype);
 }
 
-void copy_companions(const fs::path& source, const fs::path& folder) {
+void copy_companions(const fs::path& source, const fs::path& folder, std::vector<AtomicFile>& out) {
   if (source.empty() || fs::equivalent(source, folder)) return;
   for (const char* name : kCompanions) {
-    if (fs::exists(source / name)) write_text(folder / name, read_text(source / name));
+    if (fs::exists(source / name)) out.push_back(write_aside(folder / name, read_text(source / name)));
   }
 }
 
@@ -93,9 +95,15 @@ void save_causal_lm(const CausalLM& model, const fs::path& folder, const SaveOpt
           "the plain model that computes the same.");
   const std::string config = config_text(model, options.source_folder, dtype);
   const ParameterValues values(model, options.weights);
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) throw FileError(fmt::format("{}: cannot make this folder: {}", folder.string(), error.message()));
+  // Complete on disk before the weights are: a save that finds no room for all of it leaves the earlier one whole.
+  std::vector<AtomicFile> beside;
+  beside.push_back(write_aside(folder / "config.json", config));
+  copy_companions(options.source_folder, folder, beside);
   write_safetensors_folder(folder, tensor_sources(model, dtype, values), options.max_shard);
-  write_text(folder / "config.json", config);
-  copy_companions(options.source_folder, folder);
+  for (AtomicFile& file : beside) file.publish();
 }
 
 }  // namespace spillway

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <string>
 
+#include "core/printable.h"
 #include "schedule/makers.h"
 #include "spillway/core/error.h"
 
@@ -42,7 +43,7 @@ const ScheduleEntry& find_schedule(std::string_view name) {
     if (entry.name == name) return entry;
     known += fmt::format("{}{}", known.empty() ? "" : ", ", entry.name);
   }
-  throw InvalidArgument(fmt::format("there is no schedule \"{}\"; there are: {}", name, known));
+  throw InvalidArgument(fmt::format("there is no schedule \"{}\"; there are: {}", printable(std::string(name)), known));
 }
 
 }  // namespace spillway

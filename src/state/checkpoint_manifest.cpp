@@ -3,13 +3,16 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
 
+#include "core/printable.h"
 #include "core/strict_json.h"
+#include "formats/safetensors_header.h"
 #include "spillway/core/error.h"
 
 namespace spillway {
@@ -42,6 +45,12 @@ class Reader {
     if (!value_.is_string()) fail("a string");
     return value_.get<std::string>();
   }
+  /// A text that may be printed.
+  std::string word() const {
+    const std::string out = text();
+    if (std::any_of(out.begin(), out.end(), is_control)) fail("a text without control characters");
+    return out;
+  }
   std::int64_t count() const {
     if (!value_.is_number_integer() || (value_.is_number_unsigned() && value_.get<std::uint64_t>() >> 62 != 0) ||
         value_.get<std::int64_t>() < 0) {
@@ -73,9 +82,8 @@ Hyperparameters read_hyperparameters(const Reader& in) {
 
 // A file's name must be one in the checkpoint's own folder.
 std::string read_file_name(const Reader& in) {
-  std::string name = in.text();
-  const bool plain = !name.empty() && name.size() < 200 && name[0] != '.' && name.find('/') == std::string::npos &&
-                     name.find('\0') == std::string::npos;
+  std::string name = in.word();
+  const bool plain = !name.empty() && name.size() < 200 && name[0] != '.' && name.find('/') == std::string::npos;
   if (!plain) in.fail("the plain name of a file");
   return name;
 }
@@ -92,10 +100,15 @@ CheckpointFile read_file(const Reader& in) {
   return {read_file_name(in.at("name")), {in.at("bytes").count()}, read_checksum(in.at("xxh3"))};
 }
 
-CheckpointParameter read_parameter(const Reader& in) {
+// `total` grows by the parameter's elements.
+CheckpointParameter read_parameter(const Reader& in, std::int64_t& total) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 58;  // at 16 bytes of states an element: 62 bits of bytes
   CheckpointParameter out;
   out.name = in.at("name").text();
   for (const Reader& size : in.at("shape").items()) out.shape.push_back(size.count());
+  const std::optional<std::int64_t> elements = checked_numel(out.shape, 1);
+  if (!elements || *elements > kMost - total) in.at("shape").fail("a shape whose elements can be counted");
+  total += *elements;
   out.updates = in.at("updates").count();
   return out;
 }
@@ -133,13 +146,16 @@ CheckpointManifest read_manifest(const Json& document, const std::string& source
   out.not_finite = in.at("not_finite").count();
   out.first_weight = in.at("first_weight").number();
   if (out.first_weight < 0) in.at("first_weight").fail("a number of zero or more");
-  out.optimizer = in.at("optimizer").text();
+  out.optimizer = in.at("optimizer").word();
   const std::optional<DType> precision = parse_dtype(in.at("precision").text());
   if (!precision) in.at("precision").fail("an element type");
   out.precision = *precision;
   for (const Reader& group : in.at("groups").items()) out.groups.push_back(read_hyperparameters(group));
   if (in.has("loss_scaler")) out.scaler = read_scaler(in.at("loss_scaler"));
-  for (const Reader& parameter : in.at("parameters").items()) out.parameters.push_back(read_parameter(parameter));
+  std::int64_t elements = 0;
+  for (const Reader& parameter : in.at("parameters").items()) {
+    out.parameters.push_back(read_parameter(parameter, elements));
+  }
   for (const Reader& frozen : in.at("frozen").items()) {
     out.frozen.push_back({frozen.at("name").text(), read_checksum(frozen.at("xxh3"))});
   }

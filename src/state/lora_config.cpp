@@ -2,11 +2,13 @@
 // PEFT's adapter_config.json.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <set>
 #include <string_view>
 #include <system_error>
 
+#include "core/printable.h"
 #include "core/strict_json.h"
 #include "formats/mapped_file.h"
 #include "spillway/core/error.h"
@@ -50,7 +52,8 @@ std::vector<std::string> read_targets(ConfigKeys& keys) {
   for (const Json& one : *value) {
     if (!one.is_string()) keys.fail("target_modules", kExpected);
     targets.push_back(one.get<std::string>());
-    if (targets.back().find_first_of("*?") != std::string::npos) keys.fail("target_modules", kExpected);
+    const bool control = std::any_of(targets.back().begin(), targets.back().end(), is_control);
+    if (control || targets.back().find_first_of("*?") != std::string::npos) keys.fail("target_modules", kExpected);
   }
   return targets;
 }

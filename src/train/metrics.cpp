@@ -5,7 +5,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <system_error>
 
 #include "spillway/core/error.h"
 #include "spillway/plan/run_plan.h"
@@ -16,6 +19,15 @@ namespace {
 nlohmann::ordered_json number(double value) {
   if (std::isfinite(value)) return value;
   return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
+}
+
+// Where a file's first lines end. They are kept by cutting off the rest, never written again: a full disk must not take
+// the log of hours with it.
+std::uintmax_t bytes_of_lines(const std::filesystem::path& file, std::int64_t lines) {
+  std::ifstream stream(file, std::ios::binary);
+  std::uintmax_t bytes = 0;
+  for (std::string line; lines > 0 && std::getline(stream, line) && !stream.eof(); --lines) bytes += line.size() + 1;
+  return bytes;
 }
 
 // Every row once; the last batch may be smaller than the others.
@@ -33,13 +45,11 @@ MetricsLog::MetricsLog(const std::filesystem::path& file, std::int64_t keep_line
     std::error_code ignored;  // opening the file reports what is wrong
     std::filesystem::create_directories(file.parent_path(), ignored);
   }
-  std::string kept;
-  std::ifstream before(file);
-  for (std::string line; keep_lines > 0 && std::getline(before, line); --keep_lines) kept += line + '\n';
-  before.close();
-  stream_.open(file, std::ios::trunc);
-  if (!stream_ || !(stream_ << kept << std::flush))
-    throw FileError(fmt::format("cannot write the log {}", file.string()));
+  stream_.open(file, std::ios::app);
+  std::error_code error;
+  if (stream_ && std::filesystem::is_regular_file(file))
+    std::filesystem::resize_file(file, bytes_of_lines(file, keep_lines), error);
+  if (!stream_ || error) throw FileError(fmt::format("cannot write the log {}", file.string()));
 }
 
 void MetricsLog::write(const StepRecord& record) {

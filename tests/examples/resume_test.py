@@ -112,6 +112,11 @@ def main():
 
         code, out = Run(program, scratch, "asked", seed=5).finish("--resume")
         demand(code == 2 and "seed" in out, f"another seed was accepted: {out}")
+
+        adapted = Run(program, scratch, "adapted")
+        for alpha, expected in ((4, 0), (8, 2), (4, 0)):
+            code, out = adapted.finish("--lora-rank", 2, "--lora-merge", "--lora-alpha", alpha, "--resume")
+            demand(code == expected and (code == 0 or "lora_scale" in out), f"alpha {alpha} ended with {code}: {out}")
     print(f"killed {kills} times, resumed under other placements: the same losses, norms and weights")
 
 

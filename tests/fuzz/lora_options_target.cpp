@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <string>
-
+#include "fuzz/target_support.h"
 #include "fuzz/targets.h"
-#include "spillway/core/error.h"
 #include "spillway/state/lora_options.h"
 
 namespace spillway::fuzz {
@@ -20,17 +18,16 @@ ModelConfig some_model() {
 }  // namespace
 
 bool lora_options(std::span<const std::byte> input) {
-  const std::string text(reinterpret_cast<const char*>(input.data()), input.size());
   try {
-    const LoraOptions options = LoraOptions::parse(text, "adapter_config.json");
+    const LoraOptions options = LoraOptions::parse(text_of(input), "adapter_config.json");
     options.validate();
     check(options.scaling() > 0, "what was accepted has a scale");
     for (const ParameterShape& parameter : lora_parameter_shapes(some_model(), options)) {
       check(parameter.numel() >= 64, "an adapter has elements");
     }
     return true;
-  } catch (const InvalidArgument&) {
-    return false;
+  } catch (const InvalidArgument& error) {
+    return refused(error);
   }
 }
 

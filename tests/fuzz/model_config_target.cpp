@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <string>
-
+#include "fuzz/target_support.h"
 #include "fuzz/targets.h"
-#include "spillway/core/error.h"
 #include "spillway/state/model_config.h"
 
 namespace spillway::fuzz {
@@ -21,12 +19,11 @@ void use(const ModelConfig& config) {
 }  // namespace
 
 bool model_config(std::span<const std::byte> input) {
-  const std::string text(reinterpret_cast<const char*>(input.data()), input.size());
   try {
-    use(ModelConfig::parse(text, "config.json"));
+    use(ModelConfig::parse(text_of(input), "config.json"));
     return true;
-  } catch (const InvalidArgument&) {
-    return false;
+  } catch (const InvalidArgument& error) {
+    return refused(error);
   }
 }
 

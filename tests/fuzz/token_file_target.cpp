@@ -2,9 +2,9 @@
 #include <array>
 #include <vector>
 
-#include "fuzz/input_file.h"
+#include "fuzz/input_folder.h"
+#include "fuzz/target_support.h"
 #include "fuzz/targets.h"
-#include "spillway/core/error.h"
 #include "spillway/formats/token_file.h"
 
 namespace spillway::fuzz {
@@ -17,7 +17,8 @@ void use(const TokenFile& file, std::int64_t vocabulary) {
   for (std::int64_t row = 0; row < file.rows(); row += 1 + file.rows() / kFew) {
     try {
       file.read(row, vocabulary, inputs, targets);
-    } catch (const FileError&) {
+    } catch (const FileError& error) {
+      refused(error);
       continue;  // a token outside the vocabulary
     }
     for (const std::int64_t token : inputs) check(token >= 0 && token < vocabulary, "an input is in the vocabulary");
@@ -32,19 +33,19 @@ void use(const TokenFile& file, std::int64_t vocabulary) {
 }  // namespace
 
 bool token_file(std::span<const std::byte> input) {
-  static std::array<InputFile, 3> files{InputFile("input.bin"), InputFile("input.u32.bin"),
-                                        InputFile("input.safetensors")};
+  static InputFolder folder;
+  static constexpr std::array kNames{"input.bin", "input.u32.bin", "input.safetensors"};
   if (input.size() < 3) return false;
-  InputFile& file = files[std::to_integer<std::size_t>(input[0]) % files.size()];
+  const char* name = kNames[std::to_integer<std::size_t>(input[0]) % kNames.size()];
   const auto length = std::to_integer<std::int64_t>(input[1]);
   const std::int64_t vocabulary = 1 + std::to_integer<std::int64_t>(input[2]);
   try {
-    use(TokenFile(file.fill(input.subspan(3)), length), vocabulary);
+    use(TokenFile(folder.put(name, input.subspan(3)), length), vocabulary);
     return true;
-  } catch (const FileError&) {
-    return false;
-  } catch (const InvalidArgument&) {
-    return false;  // a length of zero
+  } catch (const FileError& error) {
+    return refused(error);
+  } catch (const InvalidArgument& error) {
+    return refused(error);  // a length of zero
   }
 }
 

@@ -6,16 +6,17 @@ import unittest
 
 from script_stage import ScriptStage
 
-# ctest -N lists three suites with the label core and two without it, unless a variable says otherwise.
+# ctest -N lists three suites with the label core, two without it and one of fuzzing, unless a variable says otherwise.
 STUBS = {
     "nproc": "echo 2",
     "setarch": "exit 1",
+    "clang++": "exit 1",
     "cmake": r'''
 echo "cmake $*" >>"$LOG"
 case "$*" in *"$STUB_BROKEN"*) [ -z "$STUB_BROKEN" ] || exit 1 ;; esac''',
     "ctest": r'''
 count=3
-case "$*" in *"-LE core"*) count=2 ;; esac
+case "$*" in *"-LE core"*) count=2 ;; *"-L fuzz"*) count=1 ;; esac
 case "$*" in *" -N"*) echo "Total Tests: ${STUB_SUITES:-$count}"; exit ;; esac
 echo "ctest $*" >>"$LOG"
 case "$*" in *"$STUB_FAILING"*) [ -z "$STUB_FAILING" ] || exit 8 ;; esac''',
@@ -30,7 +31,7 @@ class TestScript(ScriptStage):
     def test_all_presets_in_order_core_first(self):
         status, output, calls = self.run_script("test.sh")
         self.assertEqual(status, 0, output)
-        self.assertEqual(output.splitlines()[-1], "100% tests passed, 0 tests failed out of 15")
+        self.assertEqual(output.splitlines()[-1], "100% tests passed, 0 tests failed out of 16")
         self.assertEqual(calls[0], "setup ")
         release = calls[1:6]
         self.assertIn("--preset release", release[0])
@@ -38,12 +39,20 @@ class TestScript(ScriptStage):
         self.assertIn("-L core", release[2])
         self.assertTrue(release[3].startswith("cmake --build build/release"))
         self.assertIn("-LE core", release[4])
-        self.assertEqual([call.split()[2] for call in calls if "--preset" in call], ["release", "asan", "tsan"])
+        self.assertEqual([call.split()[2] for call in calls if "--preset" in call], ["release", "asan", "tsan", "fuzz"])
+        self.assertEqual(["--target fuzz" in call or "-L fuzz" in call for call in calls[-3:]], [False, True, True])
+
+    def test_without_clang_fuzzing_is_left_out_and_that_is_said(self):
+        (self.bin / "clang++").unlink()
+        status, output, calls = self.run_script("test.sh")
+        self.assertEqual(status, 0, output)
+        self.assertIn("left out: clang++ is missing", output)
+        self.assertFalse(any("fuzz" in call for call in calls))
 
     def test_fast_leaves_the_sanitizers_out(self):
         _, output, calls = self.run_script("test.sh", "--fast")
         self.assertEqual(output.splitlines()[-1], "100% tests passed, 0 tests failed out of 5")
-        self.assertFalse(any("asan" in call for call in calls))
+        self.assertFalse(any("asan" in call or "fuzz" in call for call in calls))
 
     def test_the_core_alone_needs_no_libtorch(self):
         _, _, calls = self.run_script("test.sh", "--preset", "core")
