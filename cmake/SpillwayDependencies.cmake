@@ -55,6 +55,19 @@ if(NOT SPILLWAY_MPI STREQUAL "OFF")
   endif()
 endif()
 
+# ---- NCCL ------------------------------------------------------------------------------------------------------------
+# Its header alone: the library is opened when ranks with GPUs start, and is LibTorch's where that is in the process.
+set(SPILLWAY_WITH_NCCL OFF)
+if(SPILLWAY_WITH_CUDA AND NOT SPILLWAY_NCCL STREQUAL "OFF")
+  find_path(SPILLWAY_NCCL_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS} "${SPILLWAY_LIBTORCH_ROOT}/../nvidia/nccl/include")
+  if(SPILLWAY_NCCL_INCLUDE)
+    set(SPILLWAY_WITH_NCCL ON)
+  endif()
+endif()
+if(SPILLWAY_NCCL STREQUAL "ON" AND NOT SPILLWAY_WITH_NCCL)
+  spillway_missing(NCCL "CUDA with NCCL's header nccl.h")
+endif()
+
 # ---- io_uring --------------------------------------------------------------------------------------------------------
 set(SPILLWAY_WITH_IO_URING OFF)
 if(NOT SPILLWAY_IO_URING STREQUAL "OFF")
@@ -84,6 +97,7 @@ function(spillway_print_summary)
                          "the core alone is built (planner and simulator)")
   _spillway_summary_line(CUDA "CUDA:      " "${CUDAToolkit_VERSION}" "devices are emulated")
   _spillway_summary_line(MPI "MPI:       " "${MPI_CXX_VERSION}" "ranks are threads of one process")
+  _spillway_summary_line(NCCL "NCCL:      " "${SPILLWAY_NCCL_INCLUDE}" "ranks have no GPUs")
   _spillway_summary_line(IO_URING "io_uring:  " "${SPILLWAY_URING_LIBRARY}" "files are read and written by threads")
   message(STATUS "  tests ${SPILLWAY_TESTS}, examples ${SPILLWAY_EXAMPLES}, benchmarks ${SPILLWAY_BENCHMARKS}, "
                  "warnings are errors ${SPILLWAY_WERROR}, sanitizers \"${SPILLWAY_SANITIZE}\"")

@@ -34,6 +34,8 @@ nlohmann-json3-dev header nlohmann/json.hpp
 libcli11-dev header CLI/CLI.hpp
 liburing-dev header liburing.h
 libxxhash-dev header xxhash.h
+libopenmpi-dev command mpicxx
+openmpi-bin command mpirun
 LIST
 }
 optional_packages="ccache clang clang-format"   # faster rebuilds; fuzzing; only for those who change the code
@@ -81,7 +83,7 @@ install_packages() {
     die "Missing: ${missing[*]}
 These are Debian's names; install your system's packages of the same libraries (g++ 12 or clang 14 and later,
 CMake 3.25 and later, Ninja, Python 3.10 and later with venv, GoogleTest, Google Benchmark, fmt, spdlog,
-nlohmann-json, CLI11, liburing, xxHash), then run this again."
+nlohmann-json, CLI11, liburing, xxHash, Open MPI), then run this again."
   fi
   if [ "$(id -u)" != 0 ]; then
     sudo -n true 2>/dev/null || die "Missing: ${missing[*]}

@@ -64,6 +64,8 @@ class CheckedCommunicator : public Communicator {
   /// To be called first by the destructor of a transport. Tells the others that this rank failed where it is destroyed
   /// by an exception. Returns whether it has not failed.
   bool end_orderly() noexcept;
+  /// Meets the other ranks where all end this channel. Throws: RankError where another does something else.
+  void agree_to_end(Channel channel) { agree(channel, begin(channel, CallKind::ended, {}), {}, {}); }
   /// What is waited in now, for messages. Threads: the channel's.
   const CallHeader& current(Channel channel) const { return current_[static_cast<std::size_t>(channel)]; }
   /// Throws: RankError for a wait that took too long, on the ranks listed.

@@ -8,7 +8,7 @@ import unittest
 from script_stage import ScriptStage
 
 PACKAGES = ("g++ cmake ninja-build python3-venv libgtest-dev libbenchmark-dev libfmt-dev libspdlog-dev nlohmann-json3-dev "
-            "libcli11-dev liburing-dev libxxhash-dev").split()
+            "libcli11-dev liburing-dev libxxhash-dev libopenmpi-dev openmpi-bin").split()
 
 STUBS = {
     "apt-get": 'echo "apt-get $*" >>"$LOG"',
@@ -114,7 +114,8 @@ class Setup(ScriptStage):
     def test_without_a_package_manager_what_is_there_is_enough(self):
         (self.bin / "apt-get").unlink()
         (self.bin / "dpkg-query").unlink()
-        self.put_program(self.bin / "g++", "exit 0")
+        for name in ("g++", "mpicxx", "mpirun"):
+            self.put_program(self.bin / name, "exit 0")
         status, output, _ = self.run_setup()
         self.assertEqual(status, 0, output)
 

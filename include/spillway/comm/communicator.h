@@ -62,6 +62,8 @@ struct CommOptions {
   Seconds timeout{600};
   /// NCCL only: compares the ranks' calls before each, through the store. Other transports always do.
   bool check_calls = false;
+  /// MPI only: larger pieces go in parts. At most 1 GiB, since MPI counts in 31 bits.
+  Bytes largest_message{std::int64_t{1} << 30};
 };
 
 /// Bytes of values that this rank gave to and took from other ranks. Comparing calls costs another 320 bytes to and
