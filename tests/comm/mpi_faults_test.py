@@ -14,7 +14,7 @@ import unittest
 import uuid
 
 TIMEOUT = 4  # of comm_rank's communicator
-SECONDS = 30  # for what must end at once: starting MPI takes some of them on a busy machine
+SECONDS = 60  # for what must end at once: starting MPI takes most of them on a busy machine
 
 
 def environment_of(process):
@@ -93,7 +93,7 @@ class Ranks(unittest.TestCase):
         status, output, seconds = self.launch(3, "stop", 1, 3)
         self.assertEqual(status, 1, output)
         self.assertGreaterEqual(seconds, TIMEOUT)
-        self.assertRegex(output, r'has waited 4\.\d s \(since [\d:]+ UTC\) in (all_reduce of fp32 "gradients" .3.|gather_bytes "finite" .2.)')
+        self.assertRegex(output, r'has waited \d+\.\d s \(since [\d:]+ UTC\) in (all_reduce of fp32 "gradients" .3.|gather_bytes "finite" .2.)')
         self.assertRegex(output, r"for rank 1, which did not come to it")
 
     def test_an_environment_that_contradicts_itself_is_refused_by_name(self):

@@ -150,9 +150,9 @@ TEST(Timeout, SaysWhoWaitsForWhomInWhatSinceWhen) {
   int timeouts = 0;  // the second may hear of the first's
   for (const int rank : {0, 2}) {
     const std::string& error = errors[static_cast<std::size_t>(rank)];
-    EXPECT_TRUE(contains(error, {"in barrier \"save\" [12], call 0 of the host's exchanges for rank 1, which",
-                                 "has waited 0.2 s (since ", "UTC"}));
-    if (error.rfind("rank " + std::to_string(rank) + " of 3", 0) == 0) ++timeouts;
+    EXPECT_TRUE(contains(
+        error, {"in barrier \"save\" [12], call 0 of the host's exchanges for rank 1, which", " s (since ", "UTC"}));
+    if (error.rfind("rank " + std::to_string(rank) + " of 3 has waited ", 0) == 0) ++timeouts;
   }
   EXPECT_GE(timeouts, 1);
 }
