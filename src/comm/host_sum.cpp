@@ -40,7 +40,8 @@ void sum_integers(std::span<void* const> targets, std::span<const void* const> s
 
 void sum_floats(std::span<void* const> targets, std::span<const void* const> sources, DType type, std::int64_t offset,
                 std::int64_t count) {
-  const kernels::CpuKernels& cpu = kernels::cpu_kernels();
+  // Asking which kernels run here takes longer than a tile.
+  static const kernels::CpuKernels& cpu = kernels::cpu_kernels();
   std::array<float, kTile> total;
   cpu.widen(total.data(), at(sources[0], offset), element(type), count);
   for (const void* source : sources.subspan(1)) cpu.accumulate(total.data(), at(source, offset), element(type), count);
