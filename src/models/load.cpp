@@ -8,6 +8,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "core/printable.h"
 #include "models/scalar_type.h"
 #include "spillway/core/error.h"
 #include "spillway/formats/safetensors.h"
@@ -120,7 +121,8 @@ class WeightReader {
   }
 
   static void list(std::string& message, const char* what, const std::vector<std::string>& items) {
-    if (!items.empty()) message += fmt::format("\n  {} ({}): {}", what, items.size(), fmt::join(items, "; "));
+    if (items.empty()) return;
+    message += fmt::format("\n  {} ({}): {}", what, items.size(), printable(fmt::format("{}", fmt::join(items, "; "))));
   }
 
   static void copy(const TensorView& view, const torch::Tensor& parameter) {

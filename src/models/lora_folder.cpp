@@ -10,6 +10,7 @@
 #include <span>
 #include <system_error>
 
+#include "core/printable.h"
 #include "formats/atomic_file.h"
 #include "models/lora_editor.h"
 #include "models/parameter_values.h"
@@ -132,8 +133,8 @@ class AdapterReader {
     constexpr std::size_t kMost = 40;
     if (items.empty()) return;
     const std::span shown(items.data(), std::min(items.size(), kMost));
-    message += fmt::format("\n  {} ({}): {}{}", what, items.size(), fmt::join(shown, "; "),
-                           items.size() > kMost ? "; ..." : "");
+    message += fmt::format("\n  {} ({}): {}{}", what, items.size(),
+                           printable(fmt::format("{}", fmt::join(shown, "; "))), items.size() > kMost ? "; ..." : "");
   }
 
   SafetensorsReader reader_;

@@ -10,6 +10,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "core/strict_json.h"
 #include "spillway/core/error.h"
 #include "spillway/formats/safetensors.h"
 #include "spillway/state/checkpoint_folder.h"
@@ -24,7 +25,7 @@ class StateFiles {
       readers_.emplace_back(folder / file.name);
       for (const std::string& name : readers_.back().names()) {
         if (!place_.emplace(name, readers_.size() - 1).second) {
-          throw FileError(fmt::format("{}: tensor {} stands in two files", folder.string(), name));
+          throw FileError(fmt::format("{}: tensor {} stands in two files", folder.string(), in_quotes(name)));
         }
       }
     }
@@ -55,7 +56,7 @@ class StateFiles {
     if (asked_.size() == place_.size()) return;
     for (const auto& [name, reader] : place_) {
       if (asked_.count(name) == 0) {
-        throw FileError(fmt::format("{}: nothing in this run is called {}", folder_.string(), name));
+        throw FileError(fmt::format("{}: nothing in this run is called {}", folder_.string(), in_quotes(name)));
       }
     }
   }
