@@ -39,6 +39,12 @@ struct CpuKernels {
   void (*adagrad_packed)(const AdagradScalars& scalars, const UpdateArrays& arrays);
   void (*lion_packed)(const LionScalars& scalars, const UpdateArrays& arrays);
 
+  /// The same, after writing what they change to `log`: one pass over memory.
+  void (*adam_logged)(const AdamScalars& scalars, const UpdateArrays& arrays, const UpdateLog& log);
+  void (*sgd_logged)(const SgdScalars& scalars, const UpdateArrays& arrays, const UpdateLog& log);
+  void (*adagrad_logged)(const AdagradScalars& scalars, const UpdateArrays& arrays, const UpdateLog& log);
+  void (*lion_logged)(const LionScalars& scalars, const UpdateArrays& arrays, const UpdateLog& log);
+
   /// A state from and to fp32. `first` and `key` as in UpdateArrays; only bf16 reads them.
   void (*pack_state)(const StateArray& target, StateKind kind, const float* source, std::int64_t count,
                      std::int64_t first, const RoundingKey& key);

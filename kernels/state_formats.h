@@ -61,4 +61,12 @@ struct UpdateArrays {
   RoundingKey key;
 };
 
+/// Where an update that can be undone writes what it is about to change: masters and states in the formats of the
+/// update's own, of as many elements. Written back by copying, they are the masters and states from before. Owns:
+/// nothing.
+struct UpdateLog {
+  MasterArray p;
+  StateArray states[2];
+};
+
 }  // namespace spillway::kernels

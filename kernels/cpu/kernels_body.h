@@ -5,6 +5,7 @@
 // arithmetic.h all is internal to that source, and nothing here calls an inline function of the standard library.
 
 #include "kernels/arithmetic.h"
+#include "kernels/cpu/logged_update.h"
 #include "kernels/cpu/state_tiles.h"
 #include "kernels/cpu_kernels.h"
 #if defined(__AVX2__)
@@ -167,6 +168,23 @@ void lion_packed(const LionScalars& scalars, const UpdateArrays& arrays) {
   update<Lion>(scalars, arrays);
 }
 
+void adam_logged(const AdamScalars& scalars, const UpdateArrays& arrays, const UpdateLog& log) {
+  update_logged(arrays, log, 2, [&](const UpdateArrays& part) { update<Adam>(scalars, part); });
+}
+
+void sgd_logged(const SgdScalars& scalars, const UpdateArrays& arrays, const UpdateLog& log) {
+  // The first step's buffer holds nothing yet, but its memory is there.
+  update_logged(arrays, log, scalars.mu == 0 ? 0 : 1, [&](const UpdateArrays& part) { sgd_packed(scalars, part); });
+}
+
+void adagrad_logged(const AdagradScalars& scalars, const UpdateArrays& arrays, const UpdateLog& log) {
+  update_logged(arrays, log, 1, [&](const UpdateArrays& part) { update<Adagrad>(scalars, part); });
+}
+
+void lion_logged(const LionScalars& scalars, const UpdateArrays& arrays, const UpdateLog& log) {
+  update_logged(arrays, log, 1, [&](const UpdateArrays& part) { update<Lion>(scalars, part); });
+}
+
 /// Arrays that are fp32 throughout.
 UpdateArrays plain(float* p, float* s0, float* s1, const void* g, Element g_type, void* copy, Element copy_type,
                    std::int64_t count) {
@@ -229,9 +247,9 @@ void grain_square_sums(double* sums, const float* values, std::int64_t count) {
 }
 
 constexpr CpuKernels make_kernels(const char* name) {
-  return {
-      name,       adam,         sgd,        adagrad,   lion,  adam_packed, sgd_packed, adagrad_packed,   lion_packed,
-      pack_state, unpack_state, split_tile, join_tile, widen, accumulate,  narrow,     grain_square_sums};
+  return {name,           adam,        sgd,         adagrad,    lion,           adam_packed, sgd_packed,
+          adagrad_packed, lion_packed, adam_logged, sgd_logged, adagrad_logged, lion_logged, pack_state,
+          unpack_state,   split_tile,  join_tile,   widen,      accumulate,     narrow,      grain_square_sums};
 }
 
 }  // namespace

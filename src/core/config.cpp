@@ -281,6 +281,8 @@ Config read_own_config(const json& document, const std::string& source) {
   section.read("threads", threads);
   require(threads >= 0 && threads <= 4096, section.path("threads") + ": expected 0 to 4096");
   config.threads = static_cast<int>(threads);
+  section.read("cores", config.cores);
+  section.read("instruction_set", config.instruction_set);
   section.read("host_memory", config.host_memory);
   section.finish();
   config.validate();
@@ -292,7 +294,8 @@ const std::vector<std::string>& own_top_keys() {
       "schedule",      "precision",   "device",       "optimizer",
       "groups",        "lr_schedule", "loss_scale",   "low_memory_accumulation",
       "recompute",     "clip_norm",   "accumulation", "chunk_elements",
-      "staging_slots", "threads",     "host_memory"};
+      "staging_slots", "threads",     "cores",        "instruction_set",
+      "host_memory"};
   return keys;
 }
 

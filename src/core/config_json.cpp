@@ -86,6 +86,8 @@ Json document(const Config& config) {
   out["chunk_elements"] = config.chunk_elements;
   out["staging_slots"] = config.staging_slots;
   out["threads"] = config.threads;
+  out["cores"] = config.cores;
+  out["instruction_set"] = config.instruction_set;
   out["host_memory"] = config.host_memory ? Json(config.host_memory->value) : Json(nullptr);
   return out;
 }

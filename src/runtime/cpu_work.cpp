@@ -3,10 +3,14 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
+#include <map>
+#include <string>
+#include <string_view>
 
 #include "kernels/cpu_kernels.h"
 #include "kernels/denormal_mode.h"
 #include "runtime/device_work.h"
+#include "spillway/core/error.h"
 #include "spillway/runtime/machine.h"
 
 namespace spillway {
@@ -36,6 +40,8 @@ void for_tiles(std::int64_t count, const Body& body) {
 
 class CpuWork final : public DeviceWork {
  public:
+  explicit CpuWork(const kernels::CpuKernels& kernels) : kernels_(kernels) {}
+
   void copy(StreamRef, void* to, const void* from, Bytes bytes) const override {
     if (bytes.value > 0) std::memcpy(to, from, static_cast<std::size_t>(bytes.value));
   }
@@ -87,17 +93,37 @@ class CpuWork final : public DeviceWork {
   }
 
  private:
-  const kernels::CpuKernels& kernels_ = kernels::cpu_kernels();
+  const kernels::CpuKernels& kernels_;
 };
 
 }  // namespace
 
 const DeviceWork& cpu_work() {
-  static const CpuWork work;
+  static const CpuWork work(kernels::cpu_kernels());
   return work;
 }
 
+const DeviceWork& cpu_work(const std::string& name) {
+  if (name.empty()) return cpu_work();
+  static const auto works = [] {
+    std::map<std::string, CpuWork> all;
+    for (std::string_view set : kernels::cpu_kernel_names()) {
+      all.emplace(std::string(set), CpuWork(*kernels::cpu_kernels(set)));
+    }
+    return all;
+  }();
+  const auto found = works.find(name);
+  if (found != works.end()) return found->second;
+  std::string names;
+  for (const auto& [set, work] : works) names += (names.empty() ? "" : ", ") + set;
+  throw InvalidArgument("instruction set \"" + name + "\" was asked for; this processor and build have: " + names);
+}
+
 const DeviceWork& Machine::device_work() const {
+  return cpu_work();
+}
+
+const DeviceWork& Machine::host_work() const {
   return cpu_work();
 }
 

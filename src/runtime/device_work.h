@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "kernels/scalars.h"
 #include "spillway/core/units.h"
@@ -42,5 +43,8 @@ class DeviceWork {
 
 /// The processor's kernels, on host addresses, done on return: the work of the cpu lane and of the emulated device.
 const DeviceWork& cpu_work();
+/// The same with the kernels of one instruction set; of the fastest where `name` is empty. Throws: InvalidArgument
+/// where this build or this processor has no such set.
+const DeviceWork& cpu_work(const std::string& name);
 
 }  // namespace spillway

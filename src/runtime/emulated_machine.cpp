@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <array>
@@ -9,7 +8,9 @@
 #include <fstream>
 #include <string>
 
+#include "runtime/device_work.h"
 #include "spillway/core/error.h"
+#include "spillway/runtime/cores.h"
 #include "spillway/runtime/machine.h"
 
 namespace spillway {
@@ -34,7 +35,8 @@ class EmulatedMachine final : public Machine {
         ledgers_{std::make_shared<MemoryLedger>(Tier::device, options.device.memory.value_or(Bytes{-1})),
                  std::make_shared<MemoryLedger>(Tier::pinned, options.host_memory.value_or(Bytes{-1})),
                  std::make_shared<MemoryLedger>(Tier::host, Bytes{-1})},
-        cpu_team_(options.threads),
+        host_work_(cpu_work(options.instruction_set)),
+        cpu_team_(options.threads, options.cores),
         device_team_(options.threads),
         compute_(make_inline_compute_lane(options.device.compute_rate, context(options))),
         download_(
@@ -48,6 +50,8 @@ class EmulatedMachine final : public Machine {
   Lane& download() override { return *download_; }
   Lane& cpu() override { return *cpu_; }
   ThreadTeam& cpu_team() override { return cpu_team_; }
+  const DeviceWork& host_work() const override { return host_work_; }
+  const DeviceWork& device_work() const override { return host_work_; }
   ThreadTeam& device_team() override { return device_team_; }
   Trace& trace() override { return trace_; }
 
@@ -64,25 +68,13 @@ class EmulatedMachine final : public Machine {
 
   Trace trace_;
   std::array<std::shared_ptr<MemoryLedger>, 3> ledgers_;
+  const DeviceWork& host_work_;
   ThreadTeam cpu_team_, device_team_;
   std::unique_ptr<ComputeLane> compute_;
   // Destroyed in reverse order, each running what it was given: an upload may wait for the cpu lane, that for a
   // download, so those that wait go first.
   std::unique_ptr<Lane> download_, cpu_, upload_;
 };
-
-// cgroup v2's "max 100000" or "150000 100000": quota and period in microseconds. Zero where there is no limit.
-int cgroup_cores() {
-  std::ifstream file("/sys/fs/cgroup/cpu.max");
-  std::string quota;
-  double period = 0;
-  if (!(file >> quota >> period) || quota == "max" || period <= 0) return 0;
-  try {
-    return std::max(1, static_cast<int>(std::stod(quota) / period));
-  } catch (const std::exception&) {
-    return 0;
-  }
-}
 
 }  // namespace
 
@@ -113,11 +105,9 @@ std::optional<Bytes> available_host_memory() {
 }
 
 int available_cores() {
-  cpu_set_t set;
-  int cores = 1;
-  if (sched_getaffinity(0, sizeof set, &set) == 0) cores = std::max(1, CPU_COUNT(&set));
-  const int limit = cgroup_cores();
-  return limit > 0 ? std::min(cores, limit) : cores;
+  const HostCores host = read_host_cores();
+  const int cores = std::max(1, host.processors);
+  return host.limit > 0 ? std::min(cores, host.limit) : cores;
 }
 
 }  // namespace spillway

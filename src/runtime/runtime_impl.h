@@ -60,7 +60,7 @@ struct Workplace {
 };
 
 inline Workplace workplace(Machine& machine, Tier tier) {
-  if (tier != Tier::device) return {&machine.cpu_team(), cpu_work()};
+  if (tier != Tier::device) return {&machine.cpu_team(), machine.host_work()};
   return {machine.host_reads_device() ? &machine.device_team() : nullptr, machine.device_work()};
 }
 

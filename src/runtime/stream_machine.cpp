@@ -23,7 +23,8 @@ class StreamMachine final : public Machine {
         ledgers_{std::make_shared<MemoryLedger>(Tier::device, parts_.capacity),
                  std::make_shared<MemoryLedger>(Tier::pinned, options.host_memory.value_or(Bytes{-1})),
                  std::make_shared<MemoryLedger>(Tier::host, Bytes{-1})},
-        cpu_team_(options.threads),
+        host_work_(cpu_work(options.instruction_set)),
+        cpu_team_(options.threads, options.cores),
         events_(parts_.device, kEvents),
         compute_(make_stream_compute_lane(parts_.current, events_, context(options))),
         download_(make_stream_lane("d2h", parts_.download, events_, context(options))),
@@ -36,6 +37,7 @@ class StreamMachine final : public Machine {
   Lane& download() override { return *download_; }
   Lane& cpu() override { return *cpu_; }
   ThreadTeam& cpu_team() override { return cpu_team_; }
+  const DeviceWork& host_work() const override { return host_work_; }
   ThreadTeam& device_team() override { throw InternalError("a device with streams shares its work out by itself"); }
   const DeviceWork& device_work() const override { return *parts_.work; }
   bool host_reads_device() const override { return false; }
@@ -55,6 +57,7 @@ class StreamMachine final : public Machine {
   const StreamMachineParts parts_;
   Trace trace_;
   std::array<std::shared_ptr<MemoryLedger>, 3> ledgers_;
+  const DeviceWork& host_work_;
   ThreadTeam cpu_team_;
   EventPool events_;
   std::unique_ptr<ComputeLane> compute_;

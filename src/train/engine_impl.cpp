@@ -7,8 +7,10 @@
 
 #include <algorithm>
 
+#include "kernels/cpu_kernels.h"
 #include "spillway/core/error.h"
 #include "spillway/core/nearest.h"
+#include "spillway/runtime/cores.h"
 #include "spillway/train/lr_schedule.h"
 
 namespace spillway {
@@ -18,7 +20,13 @@ MachineOptions machine_options(const Config& config, const EngineOptions& option
   MachineOptions out;
   out.device = config.device;
   out.host_memory = config.host_memory;
-  out.threads = config.threads > 0 ? config.threads : std::max(1, available_cores() / 2);
+  const CorePlan cores = plan_cores({.threads = config.threads, .cores = config.cores});
+  out.threads = cores.threads;
+  out.cores = cores.processors;
+  out.instruction_set = config.instruction_set;
+  const std::string set =
+      config.instruction_set.empty() ? std::string(kernels::cpu_kernels().name) : config.instruction_set;
+  log(options.log, LogLevel::info, fmt::format("CPU optimizer: {} kernels, {}", set, cores.description));
   out.trace_events = options.trace_events;
   out.delay = options.delay;
   out.current_stream = torch_stream(config.device);

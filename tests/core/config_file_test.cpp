@@ -33,7 +33,7 @@ Config everything() {
     "loss_scale": {"initial": 64, "growth": 4, "growth_interval": 7, "backoff": 0.25, "hysteresis": 2, "minimum": 2,
                    "most_skips_at_minimum": 9},
     "low_memory_accumulation": true, "recompute": true, "clip_norm": 1.5, "accumulation": 6, "chunk_elements": 2048,
-    "staging_slots": 4, "threads": 5, "host_memory": 1000000})",
+    "staging_slots": 4, "threads": 5, "cores": "0-4", "instruction_set": "avx2", "host_memory": 1000000})",
                        "run.json");
 }
 
@@ -43,10 +43,11 @@ TEST(ConfigFile, WhatIsWrittenIsReadBack) {
     EXPECT_EQ(to_json(parse_config(text, "again.json").config, {}), text);
   }
   const std::string text = to_json(everything(), {});
-  for (const char* part : {"\"schedule\": \"resident\"", "\"kind\": \"cuda\"", "\"memory\": 50331648",
-                           "\"upload_bandwidth\": 3000000000.0", "\"latency_us\": 5.0", "\"betas\": [0.8,0.9]",
-                           "\"match\":\"*.bias\"", "\"warmup_type\": \"logarithmic\"", "\"warmup_start\": 0.25",
-                           "\"type\": \"adam\"", "\"backoff\": 0.25", "\"host_memory\": 1000000"}) {
+  for (const char* part :
+       {"\"schedule\": \"resident\"", "\"kind\": \"cuda\"", "\"memory\": 50331648",
+        "\"upload_bandwidth\": 3000000000.0", "\"latency_us\": 5.0", "\"betas\": [0.8,0.9]", "\"match\":\"*.bias\"",
+        "\"warmup_type\": \"logarithmic\"", "\"warmup_start\": 0.25", "\"type\": \"adam\"", "\"backoff\": 0.25",
+        "\"cores\": \"0-4\"", "\"instruction_set\": \"avx2\"", "\"host_memory\": 1000000"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << " is missing in\n" << text;
   }
 }

@@ -141,6 +141,29 @@ TEST_P(PackedUpdate, EveryShortLength) {
   }
 }
 
+// Every value that bf16 gradients can have: infinities, and NaN with every payload.
+TEST_P(PackedUpdate, ANanStaysOneWhateverItsPayload) {
+  Problem problem = ordinary_problem(1 << 16, 33);
+  for (std::size_t i = 0; i < problem.g.size(); ++i) {
+    problem.g[i] = widen_reference(static_cast<std::uint16_t>(i), Element::bf16);
+  }
+  Typed gradients = round_to(Element::bf16, problem.g);
+  for (std::size_t i = 0; i < problem.g.size(); ++i) gradients.half[i] = static_cast<std::uint16_t>(i);
+  for (const CpuKernels* set : kernel_sets()) {
+    for (bool split : {false, true}) {
+      Model model = make_model(GetParam(), problem, StateFormat::bf16, split);
+      step_by_kernel(*set, GetParam(), model, gradients, 1, 1);
+      for (std::size_t i = 0; i < problem.g.size(); ++i) {
+        if (!std::isnan(problem.g[i])) continue;
+        ASSERT_TRUE(std::isnan(split ? join_reference(model.working[i], model.low[i]) : model.p[i])) << set->name << i;
+        for (const PackedState& state : model.states) {
+          ASSERT_TRUE(std::isnan(widen_reference(state.halves[i], Element::bf16))) << set->name << ", gradient " << i;
+        }
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, PackedUpdate, testing::ValuesIn(optimizers().begin(), optimizers().end()),
                          [](const auto& info) { return info.param.name; });
 

@@ -256,7 +256,9 @@ Training run_with(const std::string& schedule, DType precision, const Bad& bad) 
   config.precision = precision;
   config.clip_norm = 0.05;
   config.lr_schedule = {LrScheduleConfig::Kind::linear, 0, 10, 0};
-  Engine engine(*model, config, {.log = [&](LogLevel, const std::string& text) { out.messages.push_back(text); }});
+  Engine engine(*model, config, {.log = [&](LogLevel level, const std::string& text) {
+    if (level != LogLevel::info) out.messages.push_back(text);
+  }});
   const auto step = [&](int number, bool good) {
     for (int m = 0; m < 2; ++m) {
       const torch::Tensor x = input(number * 2 + m).to(model->a->weight.scalar_type());

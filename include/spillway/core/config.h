@@ -103,6 +103,8 @@ struct Config {
   std::int64_t chunk_elements = 0;   // rounded up to grains of 1024; 0: chosen from the model's size
   std::int64_t staging_slots = 3;    // chunks in flight each way
   int threads = 0;                   // of the CPU optimizer; 0: half the cores this process may use
+  std::string cores = {};            // that its threads stay on, "0-3,8"; empty: chosen; "any": they run anywhere
+  std::string instruction_set = {};  // of its kernels: baseline, avx2, avx512; empty: the fastest
   std::optional<Bytes> host_memory;  // the most that pinned memory may take; none: no limit
 
   /// The type in which a step's gradients are summed.

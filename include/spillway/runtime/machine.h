@@ -3,6 +3,8 @@
 
 #include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "spillway/core/config.h"
 #include "spillway/core/trace.h"
@@ -19,6 +21,8 @@ struct MachineOptions {
   DeviceConfig device;
   std::optional<Bytes> host_memory;  // the most that the pinned tier may take
   int threads = 1;                   // of the CPU optimizer
+  std::vector<int> cores = {};       // processors that its threads stay on, as many (cores.h); none: they run anywhere
+  std::string instruction_set = {};  // of the CPU kernels; none named: the fastest that this processor runs
   std::int64_t trace_events = 0;     // kept for a timeline; 0: totals only
   OpDelay delay;                     // called around every op, for tests of races; may be empty
   /// CUDA only: the stream that the framework's work of the calling thread goes to; its null stream is meant by an
@@ -45,6 +49,8 @@ class Machine {
   virtual ThreadTeam& device_team() = 0;
   /// What bodies of compute ops, and of copies, do their work with. Here: the processor's kernels, on host addresses.
   virtual const DeviceWork& device_work() const;
+  /// The same for work on host memory.
+  virtual const DeviceWork& host_work() const;
   /// Whether device memory has addresses that the host reads and writes.
   virtual bool host_reads_device() const { return true; }
 
