@@ -25,7 +25,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 LANGUAGES = {"sh", "cpp", "cmake", "json", "python", "text"}
-REASONS = {"needs a GPU": r"gpu_check|cuda", "downloads a model": r"\bhf download\b",
+REASONS = {"needs a GPU": r"gpu_check|cuda", "installs what it measures": r"benchmarks/peers", "downloads a model": r"\bhf download\b",
            "needs a downloaded model": r"--(tokenizer|model) (qwen3|model/)"}
 SOURCES = {"finetune": "examples/finetune*.cpp", "prepare_data.py": "scripts/prepare_data.py",
            "gpu_check.sh": "scripts/gpu_check.sh", "spillway inspect": "tools/spillway.cpp"}
