@@ -277,6 +277,15 @@ Config read_own_config(const json& document, const std::string& source) {
   section.read("accumulation", config.accumulation);
   section.read("chunk_elements", config.chunk_elements);
   section.read("staging_slots", config.staging_slots);
+  std::int64_t stage = config.stage;
+  section.read("stage", stage);
+  require(
+      stage >= 0 && stage <= 2,
+      fmt::format("{}: {} is not available; expected 0 (every rank has all states), 1 (masters and optimizer states "
+                  "are cut) or 2 (gradients too)",
+                  section.path("stage"), stage));
+  config.stage = static_cast<int>(stage);
+  section.read("bucket_chunks", config.bucket_chunks);
   std::int64_t threads = 0;
   section.read("threads", threads);
   require(threads >= 0 && threads <= 4096, section.path("threads") + ": expected 0 to 4096");
@@ -291,11 +300,11 @@ Config read_own_config(const json& document, const std::string& source) {
 
 const std::vector<std::string>& own_top_keys() {
   static const std::vector<std::string> keys = {
-      "schedule",      "precision",   "device",       "optimizer",
-      "groups",        "lr_schedule", "loss_scale",   "low_memory_accumulation",
-      "recompute",     "clip_norm",   "accumulation", "chunk_elements",
-      "staging_slots", "threads",     "cores",        "instruction_set",
-      "host_memory"};
+      "schedule",      "precision",       "device",        "optimizer",
+      "groups",        "lr_schedule",     "loss_scale",    "low_memory_accumulation",
+      "recompute",     "clip_norm",       "accumulation",  "chunk_elements",
+      "staging_slots", "stage",           "bucket_chunks", "threads",
+      "cores",         "instruction_set", "host_memory"};
   return keys;
 }
 
@@ -327,6 +336,9 @@ void Config::validate() const {
   require(chunk_elements >= 0, "chunk_elements is negative");
   require(staging_slots >= 1 && staging_slots <= 1024,
           fmt::format("staging_slots is {}; expected 1 to 1024", staging_slots));
+  require(stage >= 0 && stage <= 2, fmt::format("stage is {}; expected 0, 1 or 2", stage));
+  require(bucket_chunks >= 1 && bucket_chunks <= 1024,
+          fmt::format("bucket_chunks is {}; expected 1 to 1024", bucket_chunks));
   require(threads >= 0, "threads is negative");
 }
 

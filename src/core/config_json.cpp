@@ -85,6 +85,8 @@ Json document(const Config& config) {
   out["accumulation"] = config.accumulation;
   out["chunk_elements"] = config.chunk_elements;
   out["staging_slots"] = config.staging_slots;
+  out["stage"] = config.stage;
+  out["bucket_chunks"] = config.bucket_chunks;
   out["threads"] = config.threads;
   out["cores"] = config.cores;
   out["instruction_set"] = config.instruction_set;

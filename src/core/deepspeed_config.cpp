@@ -142,14 +142,22 @@ bool offloads_to_cpu(const Part& zero) {
 
 void read_zero(const Part& top, Config& config) {
   config.schedule = "resident";
+  config.stage = 0;
   top.give("schedule", "zero_optimization");
+  top.give("stage", "zero_optimization");
   const json* value = top.find("zero_optimization");
-  if (value == nullptr || value->is_boolean()) return;  // true: stage 1, which on one device holds all of it
+  if (value == nullptr) return;
+  if (value->is_boolean()) {
+    config.stage = value->get<bool>() ? 1 : 0;
+    return;
+  }
   const Part zero = *top.part("zero_optimization");
   const std::int64_t stage = zero.integer("stage", 0, 3).value_or(0);
-  require(stage < 3, fmt::format("{}: 3 divides parameters among devices, and one device is trained on here; use 2, "
-                                 "with \"offload_optimizer\" to keep optimizer states on the host",
+  require(stage < 3, fmt::format("{}: 3 divides parameters among ranks, which is not available; use 2, with "
+                                 "\"offload_optimizer\" to keep optimizer states on the host",
                                  zero.where("stage")));
+  config.stage = static_cast<int>(stage);
+  zero.give("stage", "stage");
   if (const std::optional<Part> parameters = zero.part("offload_param")) {
     const std::string device = parameters->text("device").value_or("none");
     require(device == "none", fmt::format("{}: {} is not available, parameters stay on the device; use \"none\", with "

@@ -139,6 +139,10 @@ void copy(StreamRef stream, void* to, const void* from, Bytes bytes) {
              "copying");
 }
 
+void zero(StreamRef stream, void* to, Bytes bytes) {
+  check_code(cudaMemsetAsync(to, 0, static_cast<std::size_t>(bytes.value), native(stream)), "clearing");
+}
+
 void check_code(int code, const char* what) {
   if (code == cudaSuccess) return;
   const auto error = static_cast<cudaError_t>(code);

@@ -37,6 +37,7 @@ class DeviceGuard {
 StreamRef named_stream(void* native);
 
 void copy(StreamRef stream, void* to, const void* from, Bytes bytes);
+void zero(StreamRef stream, void* to, Bytes bytes);
 
 /// Throws: DeviceError with CUDA's words for an error code other than 0. `what` was tried.
 void check_code(int code, const char* what);

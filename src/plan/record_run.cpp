@@ -102,6 +102,7 @@ class Recorder {
   bool backward(bool last) {
     const auto& gradients = events_.gradients[next_backward_++ % events_.gradients.size()];
     bool any = false;
+    runtime_.set_gradient_order(gradients);
     schedule_->begin_backward(last && options_.last_is_known);
     for (std::int64_t p : gradients) {
       const auto elements = static_cast<double>(layout_.parameters()[static_cast<std::size_t>(p)].numel());
@@ -155,7 +156,9 @@ class Recorder {
 RecordedRun record_run(const Layout& layout, const StateSpec& spec, const ScheduleEntry& schedule,
                        const ModelEvents& events, const RecordOptions& options) {
   check_events(layout, events, options);
-  const auto machine = make_virtual_machine(options.machine);
+  VirtualMachineOptions machine_options = options.machine;
+  machine_options.network = machine_options.network || layout.partition().shared();
+  const auto machine = make_virtual_machine(std::move(machine_options));
   RecordedRun out;
   out.decisions = Recorder(*machine, layout, spec, schedule, events, options).run();
   for (Tier tier : {Tier::device, Tier::pinned, Tier::host}) out.memory[tier] = machine->ledger(tier)->usage_at_peak();

@@ -16,12 +16,13 @@ std::int64_t padded_to_grain(std::int64_t elements) {
   return (elements + kGrainElements - 1) / kGrainElements * kGrainElements;
 }
 
-std::unique_ptr<Layout> make_layout(std::vector<ParameterInfo> trainable, const Config& config) {
+std::unique_ptr<Layout> make_layout(std::vector<ParameterInfo> trainable, const Config& config,
+                                    const Partition& partition) {
   std::int64_t total = 0;
   for (const ParameterInfo& info : trainable) total += padded_to_grain(info.numel());
   const std::int64_t wanted = config.chunk_elements > 0 ? config.chunk_elements : default_chunk_elements(total);
   // Staging slots are as large as a chunk: one larger than the model would only waste memory.
-  return std::make_unique<Layout>(std::move(trainable), std::min(wanted, std::max(total, kGrainElements)));
+  return std::make_unique<Layout>(std::move(trainable), std::min(wanted, std::max(total, kGrainElements)), partition);
 }
 
 StateSpec make_spec(const Layout& layout, std::int64_t frozen_elements, const ScheduleEntry& schedule,
@@ -30,11 +31,16 @@ StateSpec make_spec(const Layout& layout, std::int64_t frozen_elements, const Sc
   spec.working = config.precision;
   spec.gradient = config.gradient_type();
   spec.placement.assign(layout.chunks().size(), schedule.placement);
-  if (schedule.stages && !layout.chunks().empty()) {
-    // More slots than chunks would never be used.
-    spec.device_slots = std::min<std::int64_t>(config.staging_slots, static_cast<std::int64_t>(layout.chunks().size()));
-    spec.pinned_slots = spec.device_slots;
-    if (config.precision != DType::f32) spec.upload_slots = spec.device_slots;
+  // More slots than chunks would never be used.
+  const auto slots = std::min<std::int64_t>(config.staging_slots, static_cast<std::int64_t>(layout.chunks().size()));
+  if (schedule.stages) {
+    spec.device_slots = spec.pinned_slots = slots;
+    if (config.precision != DType::f32) spec.upload_slots = slots;
+  }
+  if (layout.partition().shared()) {
+    spec.device_slots = spec.reduce_slots = slots;
+    spec.bucket_chunks = config.bucket_chunks;
+    spec.bucket_chunks = std::min(spec.bucket_chunks, std::max<std::int64_t>(1, slots));
   }
   spec.frozen_elements = frozen_elements;
   spec.host_reads_device = config.device.kind == DeviceConfig::Kind::emulated;
@@ -47,15 +53,15 @@ MemoryPlan plan_memory(const Layout& layout, const StateSpec& spec, Bytes activa
   return memory;
 }
 
-std::optional<Bytes> capacity_of(Tier tier, const Config& config) {
+std::optional<Bytes> capacity_of(Tier tier, const Config& config, const RankPlace& place) {
   if (tier == Tier::device) return config.device.memory;
-  if (tier == Tier::pinned) return config.host_memory;
+  if (tier == Tier::pinned && config.host_memory) return Bytes{config.host_memory->value / place.local_ranks};
   return std::nullopt;
 }
 
-bool fits(const MemoryPlan& memory, const Config& config) {
+bool fits(const MemoryPlan& memory, const Config& config, const RankPlace& place) {
   for (Tier tier : {Tier::device, Tier::pinned}) {
-    const std::optional<Bytes> capacity = capacity_of(tier, config);
+    const std::optional<Bytes> capacity = capacity_of(tier, config, place);
     if (capacity && memory[tier].total() > *capacity) return false;
   }
   return true;
@@ -68,7 +74,7 @@ std::string alternative(const RunPlan& plan, const Config& config) {
     const MemoryPlan memory =
         plan_memory(*plan.layout, make_spec(*plan.layout, plan.spec.frozen_elements, entry, config),
                     plan.memory[Tier::device][MemoryUse::activations]);
-    if (!fits(memory, config)) continue;
+    if (!fits(memory, config, plan.place)) continue;
     return fmt::format("; schedule {} would fit, with {} on the device and {} pinned", entry.name,
                        to_string(memory[Tier::device].total()), to_string(memory[Tier::pinned].total()));
   }
@@ -90,9 +96,12 @@ int group_of(const std::string& name, std::int64_t dims, const Config& config) {
   return 0;
 }
 
-RunPlan plan_run(std::span<const PlannedParameter> parameters, const Config& config, std::optional<Bytes> activations) {
+RunPlan plan_run(std::span<const PlannedParameter> parameters, const Config& config, std::optional<Bytes> activations,
+                 const RankPlace& place) {
   config.validate();
+  require(place.local_ranks >= 1, fmt::format("{} ranks of one host were asked for", place.local_ranks));
   RunPlan plan;
+  plan.place = place;
   plan.schedule = &find_schedule(config.schedule);
   std::vector<ParameterInfo> trainable;
   std::int64_t frozen_elements = 0;
@@ -103,7 +112,7 @@ RunPlan plan_run(std::span<const PlannedParameter> parameters, const Config& con
       frozen_elements += padded_to_grain(parameter.info.numel());
     }
   }
-  plan.layout = make_layout(std::move(trainable), config);
+  plan.layout = make_layout(std::move(trainable), config, {place.ranks, place.rank, config.stage});
   plan.spec = make_spec(*plan.layout, frozen_elements, *plan.schedule, config);
   plan.memory = plan_memory(*plan.layout, plan.spec, activations.value_or(Bytes{0}));
   return plan;
@@ -112,7 +121,7 @@ RunPlan plan_run(std::span<const PlannedParameter> parameters, const Config& con
 void check_fits(const RunPlan& plan, const Config& config) {
   const bool activations = plan.memory[Tier::device][MemoryUse::activations].value > 0;
   for (Tier tier : {Tier::device, Tier::pinned}) {
-    const std::optional<Bytes> capacity = capacity_of(tier, config);
+    const std::optional<Bytes> capacity = capacity_of(tier, config, plan.place);
     const Bytes needed = plan.memory[tier].total();
     if (!capacity || needed <= *capacity) continue;
     throw OutOfMemory(

@@ -45,6 +45,9 @@ class CpuWork final : public DeviceWork {
   void copy(StreamRef, void* to, const void* from, Bytes bytes) const override {
     if (bytes.value > 0) std::memcpy(to, from, static_cast<std::size_t>(bytes.value));
   }
+  void zero(StreamRef, void* to, Bytes bytes) const override {
+    if (bytes.value > 0) std::memset(to, 0, static_cast<std::size_t>(bytes.value));
+  }
   void widen(StreamRef, float* target, const void* source, Element type, std::int64_t count) const override {
     const KeepDenormals keep;
     kernels_.widen(target, source, type, count);

@@ -17,6 +17,7 @@ class CudaWork final : public DeviceWork {
   void copy(StreamRef stream, void* to, const void* from, Bytes bytes) const override {
     copy_async(stream, to, from, bytes);
   }
+  void zero(StreamRef stream, void* to, Bytes bytes) const override { cuda::zero(stream, to, bytes); }
   void widen(StreamRef stream, float* target, const void* source, Element type, std::int64_t count) const override {
     cuda::check_code(kernels::cuda::widen(stream.native(), target, source, type, count), "widening");
   }
@@ -87,6 +88,7 @@ std::unique_ptr<Machine> make_cuda_machine(const MachineOptions& options) {
   parts.device = device;
   parts.upload = device->make_stream();
   parts.download = device->make_stream();
+  if (options.communicator != nullptr) parts.network = device->make_stream();
   parts.current = current_stream(options, device->make_stream());
   parts.work = std::make_unique<CudaWork>();
   parts.make_arena = [ordinal](Tier tier, Bytes size) { return make_arena(ordinal, tier, size); };

@@ -20,6 +20,7 @@ class DeviceWork {
 
   /// Between any two of device, pinned and ordinary host memory.
   virtual void copy(StreamRef stream, void* to, const void* from, Bytes bytes) const = 0;
+  virtual void zero(StreamRef stream, void* to, Bytes bytes) const = 0;
 
   virtual void widen(StreamRef stream, float* target, const void* source, kernels::Element type,
                      std::int64_t count) const = 0;

@@ -38,7 +38,9 @@ class EmulatedMachine final : public Machine {
         host_work_(cpu_work(options.instruction_set)),
         cpu_team_(options.threads, options.cores),
         device_team_(options.threads),
+        communicator_(options.communicator),
         compute_(make_inline_compute_lane(options.device.compute_rate, context(options))),
+        network_(options.communicator == nullptr ? nullptr : make_thread_lane("network", {}, context(options))),
         download_(
             make_thread_lane("d2h", {options.device.download_bandwidth, options.device.latency}, context(options))),
         cpu_(make_thread_lane("cpu", {}, context(options))),
@@ -49,6 +51,11 @@ class EmulatedMachine final : public Machine {
   Lane& upload() override { return *upload_; }
   Lane& download() override { return *download_; }
   Lane& cpu() override { return *cpu_; }
+  Lane& network() override {
+    check(network_ != nullptr, "only several ranks have a network");
+    return *network_;
+  }
+  Communicator* communicator() override { return communicator_; }
   ThreadTeam& cpu_team() override { return cpu_team_; }
   const DeviceWork& host_work() const override { return host_work_; }
   const DeviceWork& device_work() const override { return host_work_; }
@@ -70,10 +77,11 @@ class EmulatedMachine final : public Machine {
   std::array<std::shared_ptr<MemoryLedger>, 3> ledgers_;
   const DeviceWork& host_work_;
   ThreadTeam cpu_team_, device_team_;
+  Communicator* const communicator_;
   std::unique_ptr<ComputeLane> compute_;
   // Destroyed in reverse order, each running what it was given: an upload may wait for the cpu lane, that for a
-  // download, so those that wait go first.
-  std::unique_ptr<Lane> download_, cpu_, upload_;
+  // download, so those that wait go first. The network stands on both sides of them; a runtime leaves nothing in it.
+  std::unique_ptr<Lane> network_, download_, cpu_, upload_;
 };
 
 }  // namespace

@@ -15,14 +15,6 @@ struct AccumulateItem {
   bool first;  // of this step: replaces what is there
 };
 
-// sum += source, or sum = source where `first`; the sum in fp32 or in the source's type.
-void add_gradient(const DeviceWork& work, StreamRef stream, std::byte* sum, DType sum_type, const std::byte* source,
-                  DType type, std::int64_t count, bool first) {
-  if (!first) return work.accumulate(stream, sum, element_of(sum_type), source, element_of(type), count);
-  if (sum_type == type) return work.copy(stream, sum, source, {count * size_of(type)});
-  work.widen(stream, reinterpret_cast<float*>(sum), source, element_of(type), count);
-}
-
 void add_grains(kernels::ExactSum& sum, const double* grains, std::int64_t count) {
   sum.clear();
   for (std::int64_t i = 0; i < count; ++i) sum.add(grains[i]);
@@ -30,7 +22,17 @@ void add_grains(kernels::ExactSum& sum, const double* grains, std::int64_t count
 
 }  // namespace
 
+void add_gradient(const DeviceWork& work, StreamRef stream, std::byte* sum, DType sum_type, const std::byte* source,
+                  DType type, std::int64_t count, bool first) {
+  if (!first) return work.accumulate(stream, sum, element_of(sum_type), source, element_of(type), count);
+  if (sum_type == type) return work.copy(stream, sum, source, {count * size_of(type)});
+  if (type == DType::f32)
+    return work.narrow(stream, sum, element_of(sum_type), reinterpret_cast<const float*>(source), count);
+  work.widen(stream, reinterpret_cast<float*>(sum), source, element_of(type), count);
+}
+
 Ticket Runtime::stage(const Segment& segment, const Gradient& gradient, Slot& slot, Ticket before) {
+  parameters_[static_cast<std::size_t>(segment.parameter)].has_gradient = true;
   const std::int64_t size = size_of(spec_.working);
   std::byte* target = slot.view.slice({segment.chunk_offset * size}, {segment.count * size}).data;
   const std::byte* source = at_element(gradient.data, segment.parameter_offset * size);
@@ -45,7 +47,7 @@ Ticket Runtime::stage(const Segment& segment, const Gradient& gradient, Slot& sl
 }
 
 Ticket Runtime::copy_down(std::span<const Segment* const> segments, Slot& device, Slot& pinned, Ticket staged) {
-  const std::int64_t size = size_of(spec_.working);
+  const std::int64_t size = size_of(arriving_type());
   const auto bytes = static_cast<double>(elements(segments) * size);
   auto body = [&work = machine_.device_work(), size, from = device.view.data, to = pinned.view.data,
                list = std::vector<const Segment*>(segments.begin(), segments.end())](StreamRef stream) {
@@ -65,7 +67,7 @@ Ticket Runtime::copy_down(std::span<const Segment* const> segments, Slot& device
 
 Ticket Runtime::accumulate(std::span<const Segment* const> segments, Slot& pinned, Ticket arrived) {
   const std::int64_t chunk = segments.front()->chunk;
-  const DType working = spec_.working;
+  const DType working = arriving_type();
   std::vector<AccumulateItem> items;
   for (const Segment* segment : segments) items.push_back({segment, note_gradient(*segment)});
   auto body = [place = workplace(machine_, Tier::pinned), working, sum_type = spec_.gradient, items = std::move(items),
@@ -111,12 +113,12 @@ Ticket Runtime::accumulate(const Segment& segment, const Gradient& gradient) {
 
 // Reads the source and the sum, writes the sum.
 std::int64_t Runtime::bytes_of_sum() const {
-  return size_of(spec_.working) + 2 * size_of(spec_.gradient);
+  return size_of(arriving_type()) + 2 * size_of(spec_.gradient);
 }
 
 // The sums stay on the device, each grain's at its own place, until wait_norm() fetches all of them.
 Runtime::OpBody Runtime::norm_on_device(std::int64_t chunk, std::vector<NormItem> items) {
-  const std::int64_t before = layout_.chunks()[static_cast<std::size_t>(chunk)].begin;
+  const std::int64_t before = layout_.chunks()[static_cast<std::size_t>(chunk)].begin + kept_begin(chunk);
   return [place = workplace(machine_, Tier::device), items = std::move(items), before, type = spec_.gradient,
           sums = store_->device_sums().as<double>(), values = store_->gradient(chunk).data](StreamRef stream) {
     for_slices(place.team, items, [&](const NormItem& item, std::int64_t begin, std::int64_t count, std::int64_t) {
@@ -174,10 +176,11 @@ void Runtime::wait_device_sums() {
                                  [&work = machine_.device_work(), from, sums](StreamRef stream) {
                                    work.copy(stream, sums, from.data, from.size);
                                  }}));
-  for (const Segment& segment : layout_.segments()) {
+  for (const Segment& segment : layout_.kept_segments()) {
     const auto s = static_cast<std::size_t>(index_of(segment));
     if (!segments_[s].accumulated || !on_device(store_->placement(segment.chunk).gradient)) continue;
-    const std::int64_t begin = layout_.chunks()[static_cast<std::size_t>(segment.chunk)].begin + segment.chunk_offset;
+    const std::int64_t begin = layout_.chunks()[static_cast<std::size_t>(segment.chunk)].begin +
+                               kept_begin(segment.chunk) + segment.chunk_offset;
     add_grains(impl_->sums[s], sums + begin / kGrainElements, segment.grains());
   }
 }
@@ -185,7 +188,7 @@ void Runtime::wait_device_sums() {
 GradientNorm Runtime::wait_norm() {
   for (std::size_t c = 0; c < layout_.chunks().size(); ++c) {
     std::vector<const Segment*> pending;
-    for (const Segment& segment : layout_.chunk_segments(static_cast<std::int64_t>(c))) {
+    for (const Segment& segment : layout_.kept_segments_of_chunk(static_cast<std::int64_t>(c))) {
       const SegmentState& state = segments_[static_cast<std::size_t>(index_of(segment))];
       if (state.accumulated && !state.counted) pending.push_back(&segment);
     }
@@ -198,6 +201,7 @@ GradientNorm Runtime::wait_norm() {
     for (std::size_t s = 0; s < segments_.size(); ++s) {
       if (segments_[s].accumulated) total.add(impl_->sums[s]);
     }
+    if (layout_.partition().cuts()) total = sum_of_ranks(machine_, total);
     return {total.value(), total.finite()};
   });
 }
@@ -208,7 +212,7 @@ bool Runtime::has_gradient(std::int64_t parameter) const {
 
 bool Runtime::has_gradient_in_chunk(std::int64_t chunk) const {
   for (const Segment& segment : layout_.chunk_segments(chunk)) {
-    if (segments_[static_cast<std::size_t>(index_of(segment))].accumulated) return true;
+    if (has_gradient(segment.parameter)) return true;
   }
   return false;
 }

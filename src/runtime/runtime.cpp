@@ -9,7 +9,7 @@
 namespace spillway {
 
 SlotRing::SlotRing(const std::vector<StagingSlot>& slots) {
-  for (const StagingSlot& slot : slots) slots_.push_back({slot.view, {}});
+  for (const StagingSlot& slot : slots) slots_.push_back({slot.view, {}, slot.pieces});
 }
 
 Slot& SlotRing::next() {
@@ -29,8 +29,9 @@ Runtime::Runtime(Machine& machine, const Layout& layout, StateSpec spec, Optimiz
       device_slots_({}),
       pinned_slots_({}),
       upload_slots_({}),
+      reduce_slots_({}),
       parameters_(layout.parameters().size()),
-      segments_(layout.segments().size()),
+      segments_(layout.kept_segments().size()),
       uploads_(layout.chunks().size()),
       updates_(layout.chunks().size()),
       gradient_ops_(layout.chunks().size()),
@@ -45,7 +46,7 @@ Runtime::Runtime(Machine& machine, const Layout& layout, StateSpec spec, Optimiz
   spec_.host_reads_device = machine.host_reads_device();
   make_store(spec_);
   const auto grains = static_cast<std::size_t>(layout.chunk_elements() / kGrainElements);
-  impl_->sums.resize(layout.segments().size());
+  impl_->sums.resize(layout.kept_segments().size());
   impl_->cpu_grain_sums.resize(grains);
   impl_->device_grain_sums.resize(grains);
 }
@@ -60,6 +61,7 @@ void Runtime::make_store(const StateSpec& spec) {
   device_slots_ = SlotRing(store_->device_slots());
   pinned_slots_ = SlotRing(store_->pinned_slots());
   upload_slots_ = SlotRing(store_->upload_slots());
+  reduce_slots_ = SlotRing(store_->reduce_slots());
 }
 
 Runtime::~Runtime() {
@@ -69,7 +71,7 @@ Runtime::~Runtime() {
 bool Runtime::wait_idle() noexcept {
   // Lanes run in order, so each chunk's newest op of a kind is the last one.
   for (const Ticket& ticket : gradient_ops_) wait_quietly(machine_, ticket);
-  for (const SlotRing* ring : {&device_slots_, &pinned_slots_, &upload_slots_}) {
+  for (const SlotRing* ring : {&device_slots_, &pinned_slots_, &upload_slots_, &reduce_slots_}) {
     for (const Slot& slot : ring->slots()) wait_quietly(machine_, slot.free);
   }
   bool well = true;
@@ -84,7 +86,8 @@ Lane& Runtime::lane_of(Tier tier) {
 }
 
 bool Runtime::note_gradient(const Segment& segment) {
-  parameters_[static_cast<std::size_t>(segment.parameter)].has_gradient = true;
+  // Ranks reduce every parameter; which had a gradient is noted where it is staged.
+  if (!layout_.partition().shared()) parameters_[static_cast<std::size_t>(segment.parameter)].has_gradient = true;
   SegmentState& state = segments_[static_cast<std::size_t>(index_of(segment))];
   state.counted = false;
   return !std::exchange(state.accumulated, true);

@@ -64,6 +64,16 @@ inline Workplace workplace(Machine& machine, Tier tier) {
   return {machine.host_reads_device() ? &machine.device_team() : nullptr, machine.device_work()};
 }
 
+/// sum += source, or sum = source where `first`; the sum in fp32 or in 16 bits.
+void add_gradient(const DeviceWork& work, StreamRef stream, std::byte* sum, DType sum_type, const std::byte* source,
+                  DType type, std::int64_t count, bool first);
+
+/// What each rank owns of a chunk, in elements of `size` bytes.
+std::vector<Bytes> shard_bytes(const Layout& layout, std::int64_t chunk, std::int64_t size);
+
+/// The sum of all ranks' sums: of their limbs, so that no order matters. Blocks: until all ranks have called.
+kernels::ExactSum sum_of_ranks(Machine& machine, const kernels::ExactSum& mine);
+
 /// A segment and where the square sum of its gradient goes.
 struct Runtime::NormItem {
   const Segment* segment;

@@ -53,50 +53,64 @@ void Runtime::load_masters(std::int64_t parameter) {
   const std::int64_t size = size_of(spec_.working);
   std::vector<std::byte> rounded;
   std::vector<float> values;
-  for (const Segment& segment : layout_.parameter_segments(parameter)) {
+  for (const Segment& segment : layout_.kept_segments_of_parameter(parameter)) {
+    if (master_is_working(segment.chunk)) continue;
     const View working = store_->working(segment.chunk), master = store_->master(segment.chunk);
-    if (working.data == master.data) continue;
+    const std::int64_t at = kept_begin(segment.chunk) + segment.chunk_offset;
     rounded.resize(static_cast<std::size_t>(segment.count * size));
     values.resize(static_cast<std::size_t>(segment.count));
-    wait_read(rounded.data(), working.slice({segment.chunk_offset * size}, {segment.count * size}));
+    wait_read(rounded.data(), working.slice({at * size}, {segment.count * size}));
     cpu_work().widen({}, values.data(), rounded.data(), element_of(spec_.working), segment.count);
     wait_write(master.slice({segment.chunk_offset * 4}, {segment.count * 4}), values.data());
   }
 }
 
-void Runtime::read(StateRole role, std::int64_t parameter, float* values) {
+void Runtime::read_part(StateRole role, const Segment& kept, float* values) {
   wait_all();
   const DType type = role.kind == StateRole::Kind::gradient ? spec_.gradient : DType::f32;
-  std::vector<std::byte> rounded;
-  for (const Segment& segment : layout_.parameter_segments(parameter)) {
-    const View part = part_of(*store_, role, segment);
-    if (part.data == nullptr) continue;  // a virtual machine's
-    rounded.resize(static_cast<std::size_t>(part.size.value));
-    wait_read(rounded.data(), part);
-    cpu_work().widen({}, values + segment.parameter_offset, rounded.data(), element_of(type), segment.count);
+  const View part = part_of(*store_, role, kept);
+  if (part.data == nullptr) return;  // a virtual machine's
+  if (type == DType::f32) return wait_read(values, part);
+  std::vector<std::byte> rounded(static_cast<std::size_t>(part.size.value));
+  wait_read(rounded.data(), part);
+  cpu_work().widen({}, values, rounded.data(), element_of(type), kept.count);
+}
+
+void Runtime::write_part(StateRole role, const Segment& kept, const float* values) {
+  wait_all();
+  const bool gradient = role.kind == StateRole::Kind::gradient;
+  if (gradient) note_gradient(kept);
+  const View part = part_of(*store_, role, kept);
+  if (part.data != nullptr) wait_write_rounded(part, gradient ? spec_.gradient : DType::f32, values);
+}
+
+void Runtime::read(StateRole role, std::int64_t parameter, float* values) {
+  for (const Segment& segment : layout_.kept_segments_of_parameter(parameter)) {
+    read_part(role, segment, values + segment.parameter_offset);
   }
+  if (layout_.partition().cuts()) gather_values(parameter, values);
 }
 
 void Runtime::write(StateRole role, std::int64_t parameter, const float* values) {
-  wait_all();
-  const bool gradient = role.kind == StateRole::Kind::gradient;
-  const DType type = gradient ? spec_.gradient : DType::f32;
+  if (role.kind == StateRole::Kind::gradient) parameters_[static_cast<std::size_t>(parameter)].has_gradient = true;
+  for (const Segment& segment : layout_.kept_segments_of_parameter(parameter)) {
+    write_part(role, segment, values + segment.parameter_offset);
+  }
+  if (role.kind != StateRole::Kind::master) return;
+  const std::int64_t size = size_of(spec_.working);
   for (const Segment& segment : layout_.parameter_segments(parameter)) {
-    const float* from = values + segment.parameter_offset;
-    if (gradient) note_gradient(segment);
-    const View part = part_of(*store_, role, segment);
-    if (part.data == nullptr) continue;  // a virtual machine's
-    wait_write_rounded(part, type, from);
-    if (role.kind != StateRole::Kind::master) continue;
     const View working = store_->working(segment.chunk);
-    if (working.data == store_->master(segment.chunk).data) continue;
-    const std::int64_t size = size_of(spec_.working);
-    wait_write_rounded(working.slice({segment.chunk_offset * size}, {segment.count * size}), spec_.working, from);
+    if (working.data == nullptr) continue;
+    wait_write_rounded(working.slice({segment.chunk_offset * size}, {segment.count * size}), spec_.working,
+                       values + segment.parameter_offset);
   }
 }
 
 void Runtime::set_update_rule(std::int64_t parameter, UpdateRule rule) {
   const ParameterInfo& info = layout_.parameters()[static_cast<std::size_t>(parameter)];
+  require(!layout_.partition().cuts(),
+          fmt::format("{} has an update rule of its own, which needs its whole state on every rank: use stage 0",
+                      info.name));
   const auto segments = layout_.parameter_segments(parameter);
   for (const Segment& segment : segments) {
     require(store_->placement(segment.chunk) == store_->placement(segments.front().chunk),
@@ -135,7 +149,7 @@ RuleArrays Runtime::rule_arrays(std::int64_t parameter, float grad_factor) const
 template <class Visit>
 void Runtime::for_kept_views(const ChunkStore& store, const Visit& visit) const {
   for (std::int64_t c = 0; c < static_cast<std::int64_t>(layout_.chunks().size()); ++c) {
-    if (store.master(c).data != store.working(c).data) visit(store.master(c));
+    if (!master_is_working(c)) visit(store.master(c));
     for (std::int64_t k = 0; k < spec_.optimizer_states; ++k) visit(store.optimizer_state(c, k));
   }
 }

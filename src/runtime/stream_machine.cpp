@@ -27,6 +27,10 @@ class StreamMachine final : public Machine {
         cpu_team_(options.threads, options.cores),
         events_(parts_.device, kEvents),
         compute_(make_stream_compute_lane(parts_.current, events_, context(options))),
+        communicator_(options.communicator),
+        network_(options.communicator == nullptr
+                     ? nullptr
+                     : make_stream_lane("network", parts_.network, events_, context(options))),
         download_(make_stream_lane("d2h", parts_.download, events_, context(options))),
         cpu_(make_thread_lane("cpu", {}, context(options))),
         upload_(make_stream_lane("h2d", parts_.upload, events_, context(options))) {}
@@ -36,6 +40,11 @@ class StreamMachine final : public Machine {
   Lane& upload() override { return *upload_; }
   Lane& download() override { return *download_; }
   Lane& cpu() override { return *cpu_; }
+  Lane& network() override {
+    check(network_ != nullptr, "only several ranks have a network");
+    return *network_;
+  }
+  Communicator* communicator() override { return communicator_; }
   ThreadTeam& cpu_team() override { return cpu_team_; }
   const DeviceWork& host_work() const override { return host_work_; }
   ThreadTeam& device_team() override { throw InternalError("a device with streams shares its work out by itself"); }
@@ -61,8 +70,9 @@ class StreamMachine final : public Machine {
   ThreadTeam cpu_team_;
   EventPool events_;
   std::unique_ptr<ComputeLane> compute_;
+  Communicator* const communicator_;
   // Destroyed in reverse order, each issuing what it was given: those that wait for others go first.
-  std::unique_ptr<Lane> download_, cpu_, upload_;
+  std::unique_ptr<Lane> network_, download_, cpu_, upload_;
 };
 
 }  // namespace

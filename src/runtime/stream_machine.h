@@ -14,7 +14,8 @@ namespace spillway {
 struct StreamMachineParts {
   std::shared_ptr<StreamDevice> device;
   StreamRef upload, download;
-  CurrentStream current;  // of compute, on the thread that asks
+  StreamRef network = {};  // where there are several ranks
+  CurrentStream current;   // of compute, on the thread that asks
   std::unique_ptr<DeviceWork> work;
   std::function<std::unique_ptr<Arena>(Tier tier, Bytes size)> make_arena;
   Bytes capacity;  // of the device; below zero: unlimited

@@ -29,27 +29,30 @@ void Runtime::begin_update() {
 
 std::vector<const Segment*> Runtime::updated_segments(std::int64_t chunk) const {
   std::vector<const Segment*> out;
-  for (const Segment& segment : layout_.chunk_segments(chunk)) {
-    if (segments_[static_cast<std::size_t>(index_of(segment))].accumulated) out.push_back(&segment);
+  for (const Segment& segment : layout_.kept_segments_of_chunk(chunk)) {
+    const bool accumulated = segments_[static_cast<std::size_t>(index_of(segment))].accumulated;
+    if (accumulated && has_gradient(segment.parameter)) out.push_back(&segment);
   }
   return out;
 }
 
 std::byte* Runtime::working_copy_target(std::int64_t chunk) {
   if (spec_.working == DType::f32) return nullptr;
-  if (on_device(store_->placement(chunk).master)) return store_->working(chunk).data;
+  if (on_device(store_->placement(chunk).master))
+    return at_element(store_->working(chunk).data, kept_begin(chunk) * size_of(spec_.working));
   check(upload_slot_ == nullptr, "an update's working copy is sent before the next update");
   upload_slot_ = &upload_slots_.next();
   return upload_slot_->view.data;
 }
 
 Ticket Runtime::update(std::int64_t chunk, StepScale scale) {
+  const std::vector<const Segment*> segments = updated_segments(chunk);
+  if (segments.empty()) return {};  // all of it is other ranks'
   const ChunkPlacement& at = store_->placement(chunk);
   std::vector<UpdateItem> items;
   std::vector<RuleItem> rules;
   std::vector<UpdateItem> rounded;  // by a rule: only their working copy is left to write
   std::vector<Ticket> after{gradient_ops_[static_cast<std::size_t>(chunk)], uploads_[static_cast<std::size_t>(chunk)]};
-  const std::vector<const Segment*> segments = updated_segments(chunk);
   for (const Segment* segment : segments) {
     const auto parameter = static_cast<std::size_t>(segment->parameter);
     ParameterState& state = parameters_[parameter];
@@ -100,8 +103,10 @@ Ticket Runtime::copy_up(std::int64_t chunk, Ticket updated) {
   const std::int64_t size = size_of(spec_.working);
   Slot* const slot = std::exchange(upload_slot_, nullptr);
   auto segments = updated_segments(chunk);
+  if (segments.empty()) return updated;
   const auto bytes = static_cast<double>(elements(segments) * size);
-  auto body = [&work = machine_.device_work(), size, to = store_->working(chunk).data,
+  auto body = [&work = machine_.device_work(), size,
+               to = at_element(store_->working(chunk).data, kept_begin(chunk) * size),
                from = slot == nullptr ? store_->master(chunk).data : slot->view.data,
                list = std::move(segments)](StreamRef stream) {
     for (const Segment* segment : list) {

@@ -22,13 +22,18 @@ class RecordingMachine final : public VirtualMachine {
       : oracle_(make_seeded_oracle(std::move(options.oracle))),
         ledgers_{std::make_shared<MemoryLedger>(Tier::device, options.device_memory.value_or(Bytes{-1})),
                  std::make_shared<MemoryLedger>(Tier::pinned, options.host_memory.value_or(Bytes{-1})),
-                 std::make_shared<MemoryLedger>(Tier::host, Bytes{-1})} {}
+                 std::make_shared<MemoryLedger>(Tier::host, Bytes{-1})},
+        network_(options.network ? make_virtual_lane("network", graph_) : nullptr) {}
 
   DeviceKind kind() const override { return DeviceKind::virtual_device; }
   ComputeLane& compute() override { return *compute_; }
   Lane& upload() override { return *upload_; }
   Lane& download() override { return *download_; }
   Lane& cpu() override { return *cpu_; }
+  Lane& network() override {
+    check(network_ != nullptr, "only several ranks have a network");
+    return *network_;
+  }
   ThreadTeam& cpu_team() override { return team_; }
   ThreadTeam& device_team() override { return team_; }
   Trace& trace() override { return trace_; }
@@ -55,6 +60,7 @@ class RecordingMachine final : public VirtualMachine {
   const std::unique_ptr<Lane> download_ = make_virtual_lane("d2h", graph_);
   const std::unique_ptr<Lane> cpu_ = make_virtual_lane("cpu", graph_);
   const std::unique_ptr<Lane> upload_ = make_virtual_lane("h2d", graph_);
+  const std::unique_ptr<Lane> network_;
 };
 
 }  // namespace

@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <memory>
+#include <vector>
+
 #include "schedule/makers.h"
+#include "schedule/shared_gradients.h"
 
 namespace spillway {
 namespace {
@@ -7,13 +11,27 @@ namespace {
 /// Nothing moves: gradients, masters and optimizer states stay on the device. The reference for every other schedule.
 class Resident final : public Schedule {
  public:
-  explicit Resident(Runtime& runtime) : runtime_(runtime) {}
+  explicit Resident(Runtime& runtime) : runtime_(runtime) {
+    if (!runtime.layout().partition().shared()) return;
+    shared_ = std::make_unique<SharedGradients>(
+        runtime, [this](std::span<const Segment* const> segments, Slot& sum, Ticket reduced) {
+          const auto kept = runtime_.kept_of(segments);
+          if (!kept.empty()) static_cast<void>(runtime_.accumulate_sum(kept, sum, std::move(reduced)));
+        });
+  }
 
-  void begin_backward(bool) override {}
-  void end_backward() override {}
-  void abandon_backward() noexcept override {}
+  void begin_backward(bool) override {
+    if (shared_) shared_->begin();
+  }
+  void end_backward() override {
+    if (shared_) shared_->end();
+  }
+  void abandon_backward() noexcept override {
+    if (shared_) shared_->abandon();
+  }
 
   void gradient_ready(const Gradient& gradient) override {
+    if (shared_) return shared_->gradient_ready(gradient);
     for (const Segment& segment : runtime_.layout().parameter_segments(gradient.parameter)) {
       static_cast<void>(runtime_.accumulate(segment, gradient));
     }
@@ -23,15 +41,18 @@ class Resident final : public Schedule {
     const StepDecision decision = decide(runtime_.wait_norm(), request);
     if (!decision.finite) return decision;
     runtime_.begin_update();
+    BucketedGather gather(runtime_);
     for (std::int64_t chunk = 0; chunk < static_cast<std::int64_t>(runtime_.layout().chunks().size()); ++chunk) {
-      if (runtime_.has_gradient_in_chunk(chunk)) static_cast<void>(runtime_.update(chunk, decision.scale));
+      if (runtime_.has_gradient_in_chunk(chunk)) gather.add(chunk, runtime_.update(chunk, decision.scale));
     }
+    gather.flush();
     runtime_.end_update();
     return decision;
   }
 
  private:
   Runtime& runtime_;
+  std::unique_ptr<SharedGradients> shared_;  // where there are several ranks
 };
 
 }  // namespace

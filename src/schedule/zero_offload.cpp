@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <deque>
+#include <memory>
 #include <vector>
 
 #include "schedule/makers.h"
+#include "schedule/shared_gradients.h"
 
 namespace spillway {
 namespace {
@@ -14,6 +16,7 @@ namespace {
 ///
 ///   backward   LibTorch's gradient -> device slot -> (d2h) pinned slot -> (cpu) accumulated; a chunk leaves as soon as
 ///              its last gradient is there, while backward goes on
+///              With several ranks each sums its shard first, on the device, and takes that down alone.
 ///   step       the norm of all gradients decides; then per chunk (cpu) update -> (h2d) working parameters, in the
 ///              order of the next forward, which starts as soon as its first blocks have arrived
 ///
@@ -21,11 +24,21 @@ namespace {
 /// micro-batches on the device; here they are summed in fp32 on the host, which keeps the device free of gradients.
 class ZeroOffload final : public Schedule {
  public:
-  explicit ZeroOffload(Runtime& runtime) : runtime_(runtime) {}
+  explicit ZeroOffload(Runtime& runtime) : runtime_(runtime) {
+    if (!runtime.layout().partition().shared()) return;
+    shared_ = std::make_unique<SharedGradients>(
+        runtime, [this](std::span<const Segment* const> segments, Slot& sum, Ticket reduced) {
+          take_sum(runtime_.kept_of(segments), sum, std::move(reduced));
+        });
+  }
 
-  void begin_backward(bool last) override { last_ = last; }
+  void begin_backward(bool last) override {
+    last_ = last;
+    if (shared_) shared_->begin();
+  }
 
   void gradient_ready(const Gradient& gradient) override {
+    if (shared_) return shared_->gradient_ready(gradient);
     for (const Segment& segment : runtime_.layout().parameter_segments(gradient.parameter)) {
       OpenChunk& open = open_chunk(segment);
       open.staged = runtime_.stage(segment, gradient, *open.slot, open.staged);
@@ -36,19 +49,25 @@ class ZeroOffload final : public Schedule {
 
   /// Chunks with a parameter that had no gradient this time are still open.
   void end_backward() override {
+    if (shared_) return shared_->end();
     while (!open_.empty()) send(open_.front().chunk);
   }
 
-  void abandon_backward() noexcept override { open_.clear(); }
+  void abandon_backward() noexcept override {
+    open_.clear();
+    if (shared_) shared_->abandon();
+  }
 
   StepDecision step(const StepRequest& request) override {
     const StepDecision decision = decide(runtime_.wait_norm(), request);
     if (!decision.finite) return decision;
     runtime_.begin_update();
+    BucketedGather gather(runtime_);
     for (std::int64_t chunk = 0; chunk < static_cast<std::int64_t>(runtime_.layout().chunks().size()); ++chunk) {
       if (!runtime_.has_gradient_in_chunk(chunk)) continue;
-      static_cast<void>(runtime_.copy_up(chunk, runtime_.update(chunk, decision.scale)));
+      gather.add(chunk, runtime_.copy_up(chunk, runtime_.update(chunk, decision.scale)));
     }
+    gather.flush();
     runtime_.end_update();
     return decision;
   }
@@ -98,7 +117,17 @@ class ZeroOffload final : public Schedule {
     open_.erase(open);
   }
 
+  /// What this rank keeps of the ranks' sum goes down and is added to the accumulated gradients.
+  void take_sum(const std::vector<const Segment*>& kept, Slot& sum, Ticket reduced) {
+    if (kept.empty()) return;
+    Slot& pinned = runtime_.pinned_slots().next();
+    const Ticket arrived = runtime_.copy_down(kept, sum, pinned, std::move(reduced));
+    static_cast<void>(runtime_.accumulate(kept, pinned, arrived));
+    if (last_) static_cast<void>(runtime_.norm(kept));
+  }
+
   Runtime& runtime_;
+  std::unique_ptr<SharedGradients> shared_;  // where there are several ranks
   bool last_ = false;
   std::deque<OpenChunk> open_;  // in the order of opening
 };

@@ -155,9 +155,26 @@ CheckpointWriter::~CheckpointWriter() {
   if (!aside_.empty()) fs::remove_all(aside_, ignored);
 }
 
+CheckpointFile write_checkpoint_part(const fs::path& aside, const std::string& name,
+                                     std::span<const TensorSource> tensors) {
+  const FileDigest written = write_safetensors(aside / name, tensors, {{"format", "spillway-checkpoint"}});
+  return {name, written.bytes, written.checksum};
+}
+
 void CheckpointWriter::add_file(const std::string& name, std::span<const TensorSource> tensors) {
-  const FileDigest written = write_safetensors(aside_ / name, tensors, {{"format", "spillway-checkpoint"}});
-  files_.push_back({name, written.bytes, written.checksum});
+  files_.push_back(write_checkpoint_part(aside_, name, tensors));
+}
+
+void CheckpointWriter::add_part(CheckpointFile part) {
+  std::error_code error;
+  const std::uintmax_t size = fs::file_size(aside_ / part.name, error);
+  if (error || size != static_cast<std::uintmax_t>(part.bytes.value)) {
+    throw FileError(fmt::format(
+        "{}: another rank wrote {} bytes of this part, but {}: all ranks have to save into one "
+        "file system",
+        (aside_ / part.name).string(), part.bytes.value, error ? "it is not there" : fmt::format("it has {}", size)));
+  }
+  files_.push_back(std::move(part));
 }
 
 fs::path CheckpointWriter::commit(CheckpointManifest manifest) {

@@ -23,8 +23,21 @@ class StateWalker {
   View frozen() const {
     return place(Tier::device, MemoryUse::parameters, {spec.frozen_elements * size_of(spec.working)});
   }
-  View slot(Tier tier) const {
-    return place(tier, MemoryUse::staging, {layout.chunk_elements() * size_of(spec.working)});
+  View device_slot() const {
+    return place(Tier::device, MemoryUse::staging, {layout.chunk_elements() * size_of(spec.working)});
+  }
+  View pinned_slot() const {
+    const std::int64_t size = layout.partition().shared() ? 4 : size_of(spec.working);
+    return place(Tier::pinned, MemoryUse::staging, {layout.most_kept_elements() * size});
+  }
+  View upload_slot() const {
+    return place(Tier::pinned, MemoryUse::staging, {layout.most_kept_elements() * size_of(spec.working)});
+  }
+  StagingSlot reduce_slot() const {
+    const std::int64_t others = layout.partition().ranks - 1;
+    const View sum = place(Tier::device, MemoryUse::staging, {layout.most_kept_elements() * 4});
+    return {sum,
+            place(Tier::device, MemoryUse::staging, {others * layout.most_owned_elements() * size_of(spec.working)})};
   }
 
   View grain_sums(Tier tier) const {
@@ -57,7 +70,7 @@ class StateWalker {
       if (use == MemoryUse::masters && spec.master_is_working(tier)) continue;
       used[static_cast<std::size_t>(tier)] = true;
       const DType type = use == MemoryUse::gradients ? spec.gradient : DType::f32;
-      visit(c, use, k, place(tier, use, {layout.chunks()[c].count * size_of(type)}));
+      visit(c, use, k, place(tier, use, {layout.kept(static_cast<std::int64_t>(c)).count * size_of(type)}));
     }
     // An update reads and writes the same elements of four arrays at once. Chunks are whole pages, so without a gap
     // between roles all four would stand at one offset in a page, which processors may take for one address: 0.4 to 0.7
@@ -82,8 +95,10 @@ MemoryPlan plan_state(const Layout& layout, const StateSpec& spec) {
   walk.roles([](std::size_t, MemoryUse, std::int64_t, const View&) {});
   walk.grain_sums(Tier::device);
   walk.grain_sums(Tier::pinned);
-  for (std::int64_t i = 0; i < spec.device_slots; ++i) walk.slot(Tier::device);
-  for (std::int64_t i = 0; i < spec.pinned_slots + spec.upload_slots; ++i) walk.slot(Tier::pinned);
+  for (std::int64_t i = 0; i < spec.device_slots; ++i) walk.device_slot();
+  for (std::int64_t i = 0; i < spec.reduce_slots; ++i) walk.reduce_slot();
+  for (std::int64_t i = 0; i < spec.pinned_slots; ++i) walk.pinned_slot();
+  for (std::int64_t i = 0; i < spec.upload_slots; ++i) walk.upload_slot();
   return plan;
 }
 
@@ -101,7 +116,10 @@ ChunkStore::ChunkStore(const Layout& layout, StateSpec spec, StatePools pools)
   frozen_ = walk.frozen();
   for (std::size_t c = 0; c < layout.chunks().size(); ++c) {
     // The fp32 master of a chunk on the device is its working parameters.
-    roles_.push_back({spec_.working == DType::f32 ? working(static_cast<std::int64_t>(c)) : View{}, {}, {}});
+    const auto chunk = static_cast<std::int64_t>(c);
+    const Shard kept = layout.kept(chunk);
+    const View master = spec_.working == DType::f32 ? working(chunk).slice({kept.begin * 4}, {kept.count * 4}) : View{};
+    roles_.push_back({master, {}, {}});
     roles_.back().states.resize(static_cast<std::size_t>(spec_.optimizer_states));
   }
   walk.roles([this](std::size_t chunk, MemoryUse use, std::int64_t k, const View& view) {
@@ -113,9 +131,10 @@ ChunkStore::ChunkStore(const Layout& layout, StateSpec spec, StatePools pools)
   });
   device_sums_ = walk.grain_sums(Tier::device);
   host_sums_ = walk.grain_sums(Tier::pinned);
-  for (std::int64_t i = 0; i < spec_.device_slots; ++i) device_slots_.push_back({walk.slot(Tier::device)});
-  for (std::int64_t i = 0; i < spec_.pinned_slots; ++i) pinned_slots_.push_back({walk.slot(Tier::pinned)});
-  for (std::int64_t i = 0; i < spec_.upload_slots; ++i) upload_slots_.push_back({walk.slot(Tier::pinned)});
+  for (std::int64_t i = 0; i < spec_.device_slots; ++i) device_slots_.push_back({walk.device_slot()});
+  for (std::int64_t i = 0; i < spec_.reduce_slots; ++i) reduce_slots_.push_back(walk.reduce_slot());
+  for (std::int64_t i = 0; i < spec_.pinned_slots; ++i) pinned_slots_.push_back({walk.pinned_slot()});
+  for (std::int64_t i = 0; i < spec_.upload_slots; ++i) upload_slots_.push_back({walk.upload_slot()});
 }
 
 View ChunkStore::working(std::int64_t chunk) const {

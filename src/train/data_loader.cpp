@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "spillway/core/error.h"
+#include "spillway/models/causal_lm.h"
 #include "spillway/train/device_scope.h"
 
 namespace spillway {
@@ -63,6 +64,19 @@ Batch DataLoader::next() {
 void DataLoader::seek(std::int64_t position) {
   require(position >= 0, fmt::format("a data position of {} was asked for; expected zero or more", position));
   position_ = position;
+}
+
+Batch rows_of_rank(const Batch& batch, int rank, int ranks) {
+  require(ranks >= 1 && rank >= 0 && rank < ranks, fmt::format("rank {} of {} was asked for", rank, ranks));
+  const std::int64_t rows = batch.inputs.size(0);
+  const std::int64_t begin = rows * rank / ranks, end = rows * (rank + 1) / ranks;
+  const HostScope host;
+  const auto part = [&](const torch::Tensor& tensor) {
+    return tensor.defined() ? tensor.slice(0, begin, end).contiguous() : tensor;
+  };
+  Batch out{part(batch.inputs), part(batch.targets), part(batch.documents), 0};
+  out.valid_targets = count_targets(out.targets);
+  return out;
 }
 
 }  // namespace spillway

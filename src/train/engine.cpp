@@ -73,8 +73,9 @@ void Engine::leave_block(std::int64_t index) noexcept {
   impl_->machine->trace().span(impl_->forward_track, open.block->label, open.begin_ns, Trace::now(), 0, index);
 }
 
-void Engine::backward(const torch::Tensor& loss, BackwardOptions options) {
-  impl_->check_usable();
+namespace {
+
+void check_loss(const torch::Tensor& loss) {
   require(loss.defined() && loss.numel() == 1, "backward needs a loss of one element");
   require(loss.requires_grad(), "backward needs a loss that depends on a parameter that requires a gradient");
   require(
@@ -82,6 +83,18 @@ void Engine::backward(const torch::Tensor& loss, BackwardOptions options) {
       fmt::format("the loss is {}: compute it in fp32 (for example from logits.to(torch::kFloat)), or the weights of "
                   "micro-batches and the loss scale would be rounded to its type",
                   c10::toString(loss.scalar_type())));
+}
+
+}  // namespace
+
+void Engine::backward(const torch::Tensor& loss, BackwardOptions options) {
+  impl_->check_usable();
+  impl_->together([&] { add_backward(loss, options); });
+}
+
+void Engine::add_backward(const torch::Tensor& loss, const BackwardOptions& options) {
+  const bool nothing = impl_->ranks != nullptr && options.weight == 0;
+  if (!nothing) check_loss(loss);
   require(std::isfinite(options.weight) && options.weight >= 0,
           fmt::format("a micro-batch's weight is {}; expected a finite number, zero or more", options.weight));
   const std::int64_t number = ++impl_->micro_batches;
@@ -90,26 +103,33 @@ void Engine::backward(const torch::Tensor& loss, BackwardOptions options) {
     log(impl_->options.log, LogLevel::info,
         "neither backward(.last) nor accumulation says which micro-batch ends a step: its norm waits for step()");
   }
-  if (options.weight == 0) return;
-  const double first = impl_->first_weight == 0 ? options.weight : impl_->first_weight;
-  impl_->run_backward(loss, impl_->scaler.scale() * options.weight / first, last);
+  Impl::MicroBatch all{options.weight, options.weight, last};
+  if (impl_->ranks != nullptr) all = impl_->agree_micro_batch(options.weight, last);
+  if (all.weight == 0) return;
+  const double first = impl_->first_weight == 0 ? all.first_weight : impl_->first_weight;
+  impl_->run_backward(nothing ? torch::Tensor() : loss, impl_->scaler.scale() * options.weight / first, all.last);
   impl_->first_weight = first;
-  impl_->weight_sum += options.weight;
+  impl_->weight_sum += all.weight;
 }
 
 StepResult Engine::step() {
+  impl_->check_usable();
+  return impl_->together([this] { return take_step(); });
+}
+
+StepResult Engine::take_step() {
   Impl& s = *impl_;
-  s.check_usable();
   const TorchDeviceScope on_device(s.config.device);
   if (s.micro_batches == 0) throw StateError("step() needs a backward() before it in this step");
   const std::int64_t begin = Trace::now();
   s.set_learning_rates();
   s.check_parameters();
-  if (s.weight_sum == 0 || !s.any_gradient) return s.finish_step(StepStatus::empty, 0);
+  if (s.weight_sum > 0) s.runtime->wait_agree_gradients();
   std::vector<std::size_t> updated;
   for (std::size_t i = 0; i < s.plan.trainable.size(); ++i) {
     if (s.runtime->has_gradient(static_cast<std::int64_t>(i))) updated.push_back(i);
   }
+  if (s.weight_sum == 0 || updated.empty()) return s.finish_step(StepStatus::empty, 0);
   StepDecision decision;
   try {
     decision = s.schedule->step({s.grad_scale(), s.config.clip_norm});

@@ -163,7 +163,9 @@ std::int64_t Engine::updates(const std::string& name) {
 
 torch::Tensor Engine::gradient(const std::string& name) {
   const std::int64_t parameter = impl_->find_parameter(name);
-  if (impl_->weight_sum == 0 || !impl_->runtime->has_gradient(parameter)) return {};
+  if (impl_->weight_sum == 0) return {};
+  impl_->runtime->wait_agree_gradients();
+  if (!impl_->runtime->has_gradient(parameter)) return {};
   const HostScope host;
   return impl_->read(parameter, {StateRole::Kind::gradient}).mul_(impl_->grad_scale());
 }
@@ -205,7 +207,6 @@ void Engine::set_gradient(const std::string& name, const torch::Tensor& value) {
   const HostScope host;
   const torch::Tensor stored = value.detach().to(torch::kCPU, torch::kFloat).div(impl_->grad_scale());
   impl_->write(parameter, {StateRole::Kind::gradient}, stored);
-  impl_->any_gradient = true;
 }
 
 }  // namespace spillway

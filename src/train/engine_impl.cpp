@@ -16,11 +16,16 @@
 namespace spillway {
 namespace {
 
-MachineOptions machine_options(const Config& config, const EngineOptions& options) {
+MachineOptions machine_options(const Config& config, const EngineOptions& options, const RunPlan& plan) {
   MachineOptions out;
   out.device = config.device;
-  out.host_memory = config.host_memory;
-  const CorePlan cores = plan_cores({.threads = config.threads, .cores = config.cores});
+  if (config.host_memory) out.host_memory = Bytes{config.host_memory->value / plan.place.local_ranks};
+  CoreRequest request{.threads = config.threads, .cores = config.cores};
+  if (options.communicator != nullptr) {
+    request.local_rank = options.communicator->local_rank();
+    request.local_size = options.communicator->local_size();
+  }
+  const CorePlan cores = plan_cores(request);
   out.threads = cores.threads;
   out.cores = cores.processors;
   out.instruction_set = config.instruction_set;
@@ -29,6 +34,7 @@ MachineOptions machine_options(const Config& config, const EngineOptions& option
   log(options.log, LogLevel::info, fmt::format("CPU optimizer: {} kernels, {}", set, cores.description));
   out.trace_events = options.trace_events;
   out.delay = options.delay;
+  if (plan.place.ranks > 1) out.communicator = options.communicator;
   out.current_stream = torch_stream(config.device);
   return out;
 }
@@ -47,6 +53,7 @@ Engine::Impl::Impl(torch::nn::Module& m, Config c, EngineOptions o)
       config(std::move(c)),
       options(std::move(o)),
       buffers(m.buffers()),
+      ranks(options.communicator != nullptr && options.communicator->size() > 1 ? options.communicator : nullptr),
       plan(make_engine_plan(m, config, options)),
       base_hyperparameters(plan.hyperparameters),
       scaler(config.precision == DType::f16 ? LossScaler(config.loss_scale) : LossScaler()),
@@ -54,7 +61,7 @@ Engine::Impl::Impl(torch::nn::Module& m, Config c, EngineOptions o)
   check_torch_device(config.device);
   check_machine_fits(plan, config);
   const TorchDeviceScope device(config.device);
-  machine = make_machine(machine_options(config, options));
+  machine = make_machine(machine_options(config, options, plan));
   runtime = std::make_unique<Runtime>(*machine, *plan.layout, plan.spec, config.optimizer, base_hyperparameters);
   schedule = plan.schedule->make(*runtime);
   for (const ModelParameter& parameter : plan.trainable) versions.push_back(parameter.tensor._version());
@@ -65,7 +72,10 @@ Engine::Impl::Impl(torch::nn::Module& m, Config c, EngineOptions o)
   try {
     set_update_rules();
     set_hooks();
-    move_parameters();
+    together([this] {
+      move_parameters();
+      if (ranks != nullptr) check_same_weights(std::exchange(weight_checksums, {}));
+    });
     cap_torch_memory(config.device, *machine->ledger(Tier::device));
     if (config.low_memory_accumulation && config.precision != DType::f32) {
       log(options.log, LogLevel::warning,
@@ -87,6 +97,8 @@ Engine::Impl::~Impl() {
   const TorchDeviceScope device(config.device);
   if (causal_lm != nullptr) causal_lm->set_block_call({});
   device_scope.reset();
+  // What failed on this rank may have left the others, and this one's network lane, waiting.
+  if (ranks != nullptr && std::uncaught_exceptions() > 0) ranks->fail("its engine was left by an exception");
   if (!runtime->wait_idle()) {
     log(options.log, LogLevel::error,
         "an update or an upload failed: some of the weights that the module gets back are older than others");
@@ -140,7 +152,6 @@ void Engine::Impl::on_gradient(std::int64_t index) {
   if (gradient.numel() > 0 && !profiling) {
     schedule->gradient_ready({index, static_cast<const std::byte*>(gradient.const_data_ptr())});
     pace(0);  // a wait for a slot is no computation
-    any_gradient = true;
   }
   slot.reset();
 }
@@ -157,11 +168,11 @@ void Engine::Impl::run_backward(const torch::Tensor& loss, double seed, bool las
   const std::int64_t begin = Trace::now();
   pace(0);
   uses_left.clear();
-  if (recomputed) count_uses(loss);
+  if (recomputed && loss.defined()) count_uses(loss);
   schedule->begin_backward(last);
   in_backward = true;
   try {
-    torch::autograd::backward({loss}, {torch::full_like(loss, seed)});
+    if (loss.defined()) torch::autograd::backward({loss}, {torch::full_like(loss, seed)});
     flush_gradients();
     schedule->end_backward();
   } catch (...) {
@@ -182,7 +193,6 @@ void Engine::Impl::run_backward(const torch::Tensor& loss, double seed, bool las
 void Engine::Impl::forget_step() {
   micro_batches = 0;
   weight_sum = 0;
-  any_gradient = false;
 }
 
 void Engine::Impl::check_holds_states() const {

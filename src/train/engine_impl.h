@@ -90,9 +90,35 @@ struct Engine::Impl {
   /// Throws: StateError where the engine is released or failed.
   void check_holds_states() const;
   void check_between_steps(const char* what) const;
+  /// What ranks know of each other's micro-batch.
+  struct MicroBatch {
+    double weight = 0;        // of all ranks together
+    double first_weight = 0;  // the first above zero, in rank order
+    bool last = false;        // all say so
+  };
+  MicroBatch agree_micro_batch(double weight, bool last) const;
+  /// Runs what all ranks do together: where it throws, the others are told, and the engine refuses all later calls.
+  template <class Body>
+  auto together(const Body& body);
+  void fail_ranks(const char* why);
+  /// Throws: StateError naming a parameter that has other values here than on rank 0.
+  void check_same_weights(const std::vector<std::uint64_t>& checksums) const;
+  void note_checksum(const ModelParameter& parameter, const torch::Tensor& exact);
   /// What turns accumulated into true gradients.
   double grad_scale() const { return first_weight / (scaler.scale() * weight_sum); }
+  /// What this rank writes of a checkpoint.
   std::vector<TensorSource> checkpoint_tensors();
+  void add_state_tensors(std::size_t trainable, const std::string& role_name, StateRole role,
+                         std::vector<TensorSource>& out);
+  CheckpointManifest checkpoint_manifest(const std::string& program);
+  std::vector<CheckpointFile> write_parts(const std::filesystem::path& aside, const CheckpointOptions& options);
+  std::filesystem::path save_with_ranks(const std::filesystem::path& root, const CheckpointOptions& options);
+  /// Of the names of this rank's random number generators in checkpoints.
+  std::string random_prefix() const;
+  /// The ranks' texts, in rank order. Blocks: until all ranks have called.
+  std::vector<std::string> gather_text(const char* what, const std::string& mine) const;
+  /// All files are there, whole; with several ranks each looks at some.
+  void check_files(const std::filesystem::path& folder, const CheckpointManifest& manifest, bool checksums);
   /// Throws: FileError naming the differences.
   void check_same_parameters(const CheckpointManifest& manifest, const std::string& where) const;
   std::uint64_t frozen_checksum(std::size_t frozen);
@@ -104,6 +130,7 @@ struct Engine::Impl {
   void count_uses(const torch::Tensor& loss);
   void flush_gradients();
   GatedBlock& gated_block(const torch::nn::Module& block);
+  /// `loss` undefined: this rank has nothing to add, and takes part in what the others add.
   void run_backward(const torch::Tensor& loss, double seed, bool last);
   void set_learning_rates();
   StepResult finish_step(StepStatus status, double norm);
@@ -124,6 +151,7 @@ struct Engine::Impl {
   const Config config;
   const EngineOptions options;
   const std::vector<torch::Tensor> buffers;  // the module's
+  Communicator* const ranks;                 // null: this one alone
   EnginePlan plan;
   std::vector<Hyperparameters> base_hyperparameters;  // a group's, before the learning-rate schedule
   LossScaler scaler;
@@ -141,8 +169,8 @@ struct Engine::Impl {
   std::vector<std::int64_t> uses_left;
   std::int64_t micro_batches = 0;
   double weight_sum = 0;
-  bool any_gradient = false;
 
+  std::vector<std::uint64_t> weight_checksums;  // of each parameter's values when they were taken, where ranks compare
   // ---- the run
   std::unique_ptr<ReleasedStates> released;
   std::string failure;  // of an op: what later calls are refused with
@@ -162,5 +190,16 @@ struct Engine::Impl {
   TraceTrack forward_track, engine_track;
   std::vector<const void*> known_parameters;  // of the module when the engine was made, in its order
 };
+
+template <class Body>
+auto Engine::Impl::together(const Body& body) {
+  if (ranks == nullptr) return body();
+  try {
+    return body();
+  } catch (const std::exception& error) {
+    fail_ranks(error.what());
+    throw;
+  }
+}
 
 }  // namespace spillway

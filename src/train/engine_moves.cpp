@@ -67,6 +67,7 @@ void Engine::Impl::move_parameters() {
   move_buffers(buffers, torch_device(config.device));
   for (std::size_t i = 0; i < plan.trainable.size(); ++i) {
     const torch::Tensor exact = move_in(plan.trainable[i], working_place(i));
+    note_checksum(plan.trainable[i], exact);
     if (exact.defined()) {
       runtime->write({StateRole::Kind::master}, static_cast<std::int64_t>(i), exact.const_data_ptr<float>());
     } else {
@@ -75,6 +76,7 @@ void Engine::Impl::move_parameters() {
   }
   for_frozen_places([this](ModelParameter& parameter, const View& place) {
     const torch::Tensor exact = move_in(parameter, place);
+    note_checksum(parameter, exact);
     if (options.weights && exact.defined()) parameter.tensor.detach().copy_(exact);
   });
 }

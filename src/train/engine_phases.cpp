@@ -25,12 +25,13 @@ MemoryPlan Engine::profile(const std::function<torch::Tensor()>& loss) {
     reset_torch_memory_peak(s.config.device);
     s.profiling = true;
     try {
-      s.run_backward(loss(), s.scaler.scale(), false);
+      s.together([&] { s.run_backward(loss(), s.scaler.scale(), false); });
     } catch (...) {
       s.profiling = false;
       throw;
     }
     s.profiling = false;
+    s.runtime->wait_discard_gradients();  // with several ranks: zeros
   }
   s.plan.memory[Tier::device][MemoryUse::activations] =
       ledger.usage_at_peak()[MemoryUse::activations] + torch_memory_peak(s.config.device);

@@ -32,7 +32,9 @@ EnginePlan make_engine_plan(const torch::nn::Module& model, const Config& config
     planned.push_back({{parameter.name, parameter.tensor.sizes().vec(), parameter.group}, parameter.trainable});
     (parameter.trainable ? plan.trainable : plan.frozen).push_back(std::move(parameter));
   }
-  static_cast<RunPlan&>(plan) = plan_run(planned, config, options.activations);
+  RankPlace place;
+  if (const Communicator* ranks = options.communicator) place = {ranks->size(), ranks->rank(), ranks->local_size()};
+  static_cast<RunPlan&>(plan) = plan_run(planned, config, options.activations, place);
   return plan;
 }
 
@@ -43,11 +45,13 @@ void check_machine_fits(const RunPlan& plan, const Config& config) {
   const bool emulated = config.device.kind == DeviceConfig::Kind::emulated;
   const Bytes total = (emulated ? plan.memory[Tier::device].total() : Bytes{}) + plan.memory[Tier::pinned].total() +
                       plan.memory[Tier::host].total();
-  if (available && total > *available) {
+  const Bytes share{available ? available->value / plan.place.local_ranks : 0};
+  // Ranks of one host look at the same memory, and may do so before the others have taken theirs.
+  if (available && total > share) {
     throw OutOfMemory(fmt::format("{}pinned memory together need{} {}, but this machine has {} left: {} are missing",
                                   emulated ? "the emulated device and " : "", emulated ? "" : "s", to_string(total),
-                                  to_string(*available), to_string(total - *available)),
-                      total.value, (total - *available).value);
+                                  to_string(share), to_string(total - share)),
+                      total.value, (total - share).value);
   }
 }
 

@@ -19,6 +19,9 @@ class ThreadWork final : public DeviceWork {
   void copy(StreamRef stream, void* to, const void* from, Bytes bytes) const override {
     give(stream, [=, this] { cpu_work().copy({}, real(to), real(from), bytes); });
   }
+  void zero(StreamRef stream, void* to, Bytes bytes) const override {
+    give(stream, [=, this] { cpu_work().zero({}, real(to), bytes); });
+  }
   void widen(StreamRef stream, float* target, const void* source, Element type, std::int64_t count) const override {
     give(stream, [=, this] { cpu_work().widen({}, real(target), real(source), type, count); });
   }

@@ -4,13 +4,16 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <exception>
 #include <limits>
 #include <random>
+#include <thread>
 #include <type_traits>
 #include <utility>
 
 #include "runtime/device_work.h"
 #include "runtime/runtime_impl.h"
+#include "spillway/comm/transports.h"
 
 namespace spillway::test {
 namespace {
@@ -26,6 +29,7 @@ MachineOptions options(const Case& c) {
   out.device.kind = DeviceConfig::Kind::emulated;
   out.threads = c.threads;
   out.delay = c.delay;
+  out.communicator = c.communicator;
   return out;
 }
 
@@ -46,7 +50,7 @@ TrainingRun::TrainingRun(const Case& c)
     : case_(c),
       entry_(find_schedule(c.schedule)),
       machine_(c.machine(options(c))),
-      layout_(parameters(), c.chunk_elements),
+      layout_(parameters(), c.chunk_elements, c.partition),
       gradient_pool_(machine_->make_pool(Tier::device, Pool::padded({kLargest * 4}))),
       gradient_(gradient_pool_->allocate({kLargest * 4}, MemoryUse::activations)),
       runtime_(*machine_, layout_, spec(), OptimizerKind::adamw,
@@ -63,14 +67,18 @@ StateSpec TrainingRun::spec() const {
   out.working = case_.working;
   if (case_.low_memory) out.gradient = case_.working;
   out.placement.assign(layout_.chunks().size(), entry_.placement);
-  out.device_slots = out.pinned_slots = entry_.stages ? case_.slots : 0;
-  if (case_.working != DType::f32) out.upload_slots = out.device_slots;
+  out.pinned_slots = entry_.stages ? case_.slots : 0;
+  out.device_slots = entry_.stages || case_.partition.shared() ? case_.slots : 0;
+  out.reduce_slots = case_.partition.shared() ? case_.slots : 0;
+  out.bucket_chunks = case_.bucket;
+  if (case_.working != DType::f32) out.upload_slots = out.pinned_slots;
   return out;
 }
 
 Outcome TrainingRun::train() {
   for (std::int64_t step = 0; step < case_.steps; ++step) {
     for (std::int64_t m = 0; m < case_.micro_batches; ++m) backward(step, m);
+    runtime_.wait_agree_gradients();
     const StepDecision decision = schedule_->step({1.0 / static_cast<double>(case_.micro_batches), case_.clip_norm});
     if (!decision.finite) {
       out_.culprits = runtime_.describe_non_finite(9);
@@ -110,13 +118,15 @@ void TrainingRun::backward(std::int64_t step, std::int64_t micro_batch) {
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::int64_t>(order.size() - 1 - i);
   std::mt19937 random(case_.order_seed + static_cast<unsigned>(step * 16 + micro_batch));
   if (case_.order_seed != 0) std::shuffle(order.begin(), order.end(), random);
+  runtime_.set_gradient_order(order);
   schedule_->begin_backward(micro_batch + 1 == case_.micro_batches);
   for (std::int64_t p : order) {
-    if (case_.uneven && (p + step + micro_batch) % 3 == 0) continue;
+    const int rank = case_.partition.rank;
+    if (case_.uneven && (p + step + micro_batch + rank) % 3 == 0) continue;
     std::vector<float> gradient(static_cast<std::size_t>(layout_.parameters()[static_cast<std::size_t>(p)].numel()));
     for (std::size_t i = 0; i < gradient.size(); ++i) {
-      gradient[i] =
-          static_cast<float>(std::cos(static_cast<double>(i + 1) * (static_cast<double>(p) + 0.3) + context) * 0.1);
+      gradient[i] = static_cast<float>(
+          std::cos(static_cast<double>(i + 1) * (static_cast<double>(p) + 0.3) + context + rank) * 0.1);
     }
     if (step == case_.infinite_step && p == 4) gradient[4099] = std::numeric_limits<float>::infinity();
     give_gradient(p, gradient);
@@ -140,20 +150,51 @@ void TrainingRun::write_in_order(std::byte* to, std::vector<std::byte> bytes) {
 }
 
 void TrainingRun::read_back() {
+  const std::int64_t size = size_of(case_.working);
   for (const Segment& s : layout_.segments()) {
-    const auto append = [&](auto& to, const View& from, std::int64_t size) {
-      const auto at = to.size();
-      using T = typename std::remove_reference_t<decltype(to)>::value_type;
-      to.resize(at + static_cast<std::size_t>(s.count * size) / sizeof(T));
-      runtime_.wait_read(to.data() + at, from.slice({s.chunk_offset * size}, {s.count * size}));
-    };
-    append(out_.working, runtime_.store().working(s.chunk), size_of(case_.working));
-    append(out_.masters, runtime_.store().master(s.chunk), 4);
-    append(out_.first, runtime_.store().optimizer_state(s.chunk, 0), 4);
-    append(out_.second, runtime_.store().optimizer_state(s.chunk, 1), 4);
+    const auto at = out_.working.size();
+    out_.working.resize(at + static_cast<std::size_t>(s.count * size));
+    runtime_.wait_read(out_.working.data() + at,
+                       runtime_.store().working(s.chunk).slice({s.chunk_offset * size}, {s.count * size}));
   }
-  for (std::size_t p = 0; p < layout_.parameters().size(); ++p)
+  for (std::size_t p = 0; p < layout_.parameters().size(); ++p) {
+    const auto append = [&](std::vector<float>& to, StateRole role) {
+      const auto at = to.size();
+      to.resize(at + static_cast<std::size_t>(layout_.parameters()[p].numel()));
+      runtime_.read(role, static_cast<std::int64_t>(p), to.data() + at);
+    };
+    append(out_.masters, {StateRole::Kind::master});
+    append(out_.first, {StateRole::Kind::optimizer_state, 0});
+    append(out_.second, {StateRole::Kind::optimizer_state, 1});
     out_.updates.push_back(runtime_.updates(static_cast<std::int64_t>(p)));
+  }
+}
+
+std::vector<Outcome> train_ranks(const Case& c) {
+  const auto count = static_cast<std::size_t>(c.partition.ranks);
+  auto ranks = make_thread_ranks(c.partition.ranks, {.timeout = {60}});
+  std::vector<Outcome> outcomes(count);
+  std::vector<std::exception_ptr> errors(count);
+  std::vector<std::thread> threads;
+  for (std::size_t r = 0; r < count; ++r) {
+    threads.emplace_back([&, r] {
+      const std::unique_ptr<Communicator> mine = std::move(ranks[r]);
+      try {
+        Case own = c;
+        own.partition.rank = static_cast<int>(r);
+        own.communicator = mine.get();
+        outcomes[r] = TrainingRun(own).train();
+      } catch (const std::exception& error) {
+        errors[r] = std::current_exception();
+        mine->fail(error.what());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::exception_ptr& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+  return outcomes;
 }
 
 void expect_same(const Outcome& expected, const Outcome& actual) {

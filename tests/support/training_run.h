@@ -27,6 +27,9 @@ struct Case {
   unsigned order_seed = 0;  // of the order in which gradients become ready
   bool uneven = false;      // some parameters have no gradient in some micro-batches
   std::int64_t infinite_step = -1;
+  Partition partition = {};
+  std::int64_t bucket = 1;
+  Communicator* communicator = nullptr;  // where there are several ranks
   OpDelay delay = {};
   std::function<std::unique_ptr<Machine>(const MachineOptions&)> machine = make_emulated_machine;
 };
@@ -70,6 +73,9 @@ class TrainingRun {
   std::unique_ptr<Schedule> schedule_;
   Outcome out_;
 };
+
+/// The outcomes of all ranks, which are threads here; each the whole states, put together from all ranks.
+std::vector<Outcome> train_ranks(const Case& c);
 
 /// Norms only where the step was finite.
 void expect_same(const Outcome& expected, const Outcome& actual);

@@ -25,10 +25,12 @@ std::pair<torch::Tensor, torch::Tensor> rows(std::int64_t step, std::int64_t mic
 }
 
 void run_steps(CausalLM& model, Engine& engine, const RunOptions& options, FinalState& out) {
+  const Communicator* const ranks = options.engine.communicator;
+  const std::int64_t count = ranks == nullptr ? 1 : ranks->size(), rank = ranks == nullptr ? 0 : ranks->rank();
   for (std::int64_t step = 0; step < options.steps; ++step) {
     double loss_sum = 0;
     for (std::int64_t m = 0; m < options.micro_batches; ++m) {
-      const auto [inputs, targets] = rows(step, m);
+      const auto [inputs, targets] = rows(step, m * count + rank);
       const std::int64_t valid = count_targets(targets);
       const torch::Device device = model.parameters().front().device();
       const torch::Tensor loss = next_token_loss(model.forward(inputs.to(device)), targets.to(device), valid);

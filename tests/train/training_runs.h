@@ -35,7 +35,7 @@ struct RunOptions {
   std::int64_t micro_batches = 1;
   /// Weight of micro-batch m of step s; default: its number of targets.
   std::function<double(std::int64_t step, std::int64_t micro_batch, std::int64_t targets)> weight = {};
-  EngineOptions engine = {};
+  EngineOptions engine = {};  // with a communicator each rank has rows of its own
 };
 
 /// Trains on token rows that depend on nothing but step and micro-batch, and reads everything back.

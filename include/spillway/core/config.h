@@ -100,12 +100,16 @@ struct Config {
   double clip_norm = 0;           // limit of the global gradient norm; 0: none
   std::int64_t accumulation = 0;  // micro-batches a step, where backward() is not told which is the last; 0: unknown
 
-  std::int64_t chunk_elements = 0;   // rounded up to grains of 1024; 0: chosen from the model's size
-  std::int64_t staging_slots = 3;    // chunks in flight each way
-  int threads = 0;                   // of the CPU optimizer; 0: half the cores this process may use
+  std::int64_t chunk_elements = 0;  // rounded up to grains of 1024; 0: chosen from the model's size
+  std::int64_t staging_slots = 3;   // chunks in flight each way
+  /// How ranks share states: 0 each has all, 1 masters and optimizer states are cut, 2 accumulated gradients too.
+  /// Without effect on numbers, and on a run of one rank.
+  int stage = 2;
+  std::int64_t bucket_chunks = 1;    // chunks of one call between ranks, at most staging_slots
+  int threads = 0;                   // of the CPU optimizer; 0: half the cores this rank may use
   std::string cores = {};            // that its threads stay on, "0-3,8"; empty: chosen; "any": they run anywhere
   std::string instruction_set = {};  // of its kernels: baseline, avx2, avx512; empty: the fastest
-  std::optional<Bytes> host_memory;  // the most that pinned memory may take; none: no limit
+  std::optional<Bytes> host_memory;  // the most that pinned memory of a host's ranks may take; none: no limit
 
   /// The type in which a step's gradients are summed.
   DType gradient_type() const { return low_memory_accumulation ? precision : DType::f32; }

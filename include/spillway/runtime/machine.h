@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "spillway/comm/communicator.h"
 #include "spillway/core/config.h"
 #include "spillway/core/trace.h"
 #include "spillway/lane/lane.h"
@@ -25,6 +26,7 @@ struct MachineOptions {
   std::string instruction_set = {};  // of the CPU kernels; none named: the fastest that this processor runs
   std::int64_t trace_events = 0;     // kept for a timeline; 0: totals only
   OpDelay delay;                     // called around every op, for tests of races; may be empty
+  Communicator* communicator = nullptr;  // must outlive the machine; none: one rank
   /// CUDA only: the stream that the framework's work of the calling thread goes to; its null stream is meant by an
   /// empty reference. Not given: a stream of the machine's own.
   std::function<StreamRef()> current_stream = {};
@@ -43,6 +45,10 @@ class Machine {
   virtual Lane& upload() = 0;    // host to device
   virtual Lane& download() = 0;  // device to host
   virtual Lane& cpu() = 0;       // the CPU optimizer
+  /// What ranks tell each other of gradients and parameters. Throws: InternalError where there is one rank.
+  virtual Lane& network() = 0;
+  /// Of the machine's options; null where there is one rank, and in planning.
+  virtual Communicator* communicator() { return nullptr; }
   /// The team of the cpu lane: used inside its ops only.
   virtual ThreadTeam& cpu_team() = 0;
   /// The team that does the work of device kernels on the emulated device: used inside compute ops only.

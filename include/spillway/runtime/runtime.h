@@ -28,6 +28,16 @@ struct Gradient {
 struct Slot {
   View view;
   Ticket free;
+  View pieces = {};  // of a reduce slot: what the other ranks send
+};
+
+/// Gradients of a chunk that all ranks staged, to be summed: the same segments on every rank.
+struct Reduction {
+  std::int64_t chunk = 0;
+  std::vector<const Segment*> segments = {};
+  Slot* staged = nullptr;  // whole, in the working type
+  Slot* sum = nullptr;     // a reduce slot
+  Ticket ready;            // of staged
 };
 
 /// Slots given out in turn. The next one is always the one used longest ago, so that the order of ops never depends on
@@ -94,13 +104,28 @@ class Runtime {
   std::vector<Hyperparameters>& hyperparameters() { return hyperparameters_; }
   SlotRing& device_slots() { return device_slots_; }
   SlotRing& pinned_slots() { return pinned_slots_; }
+  SlotRing& reduce_slots() { return reduce_slots_; }
 
   // ---- gradients --------------------------------------------------------------------------------------------------
   /// Compute: copies the segment's part of a gradient into a chunk's device slot, once the slot is free, after `before`
   /// (what was staged into it already).
   [[nodiscard]] Ticket stage(const Segment& segment, const Gradient& gradient, Slot& slot, Ticket before);
-  /// Download: copies `segments` of one chunk from its device slot to a pinned slot, after `staged`; frees the device
-  /// slot.
+  /// Compute: zeros in the place of segments that had no gradient here, but may have one on another rank.
+  [[nodiscard]] Ticket stage_zeros(std::span<const Segment* const> segments, Slot& slot, Ticket before);
+  /// Network: every rank's part of each chunk goes to its owner, who adds them in fp32, in rank order; at stage 0 all
+  /// get the sum. One group call. Frees the staged slots. Source: docs/numerics.md, Ranks.
+  [[nodiscard]] Ticket reduce(std::span<const Reduction> chunks);
+  /// What this rank keeps of segments.
+  std::vector<const Segment*> kept_of(std::span<const Segment* const> segments) const;
+  /// Network: adds the ranks' sum of kept segments of one chunk to the accumulated gradients, where these stay on the
+  /// device; frees it.
+  [[nodiscard]] Ticket accumulate_sum(std::span<const Segment* const> kept, Slot& sum, Ticket reduced);
+  /// The order in which the next backward's gradients come, on any rank: of parameters that have one on at least one.
+  /// With several ranks, before each backward; the same on all ranks.
+  void set_gradient_order(std::vector<std::int64_t> parameters) { gradient_order_ = std::move(parameters); }
+  const std::vector<std::int64_t>& gradient_order() const { return gradient_order_; }
+  /// Download: copies `segments` of one chunk from a device slot (with several ranks: the kept ones, from a reduce
+  /// slot) to a pinned slot, after `staged`; frees the device slot.
   [[nodiscard]] Ticket copy_down(std::span<const Segment* const> segments, Slot& device, Slot& pinned, Ticket staged);
   /// Adds `segments` of one chunk, which stand in a pinned slot since `arrived`, to the accumulated gradients on the
   /// cpu lane (the first of a step replaces what was there); frees the pinned slot.
@@ -113,6 +138,9 @@ class Runtime {
   /// Submits norm() for every segment with a gradient that has not been counted since it last changed, then waits.
   /// Blocks: until all gradients are accumulated and counted. Throws: the error of a failed op.
   GradientNorm wait_norm();
+  /// Ranks tell each other which parameters had a gradient in this step: what any had, all have. With several ranks
+  /// once a step, before what follows asks for it. Blocks: until all ranks have called.
+  void wait_agree_gradients();
   /// Whether the parameter has had a gradient in this step.
   bool has_gradient(std::int64_t parameter) const;
   bool has_gradient_in_chunk(std::int64_t chunk) const;
@@ -132,6 +160,9 @@ class Runtime {
   /// Upload: brings a chunk's updated working parameters to the device, after `updated` and all compute so far; what
   /// wait_parameters waits for. Nothing to do where the masters are on the device.
   [[nodiscard]] Ticket copy_up(std::int64_t chunk, Ticket updated);
+  /// Network: brings what other ranks updated of these chunks, after `after` and all compute so far; what
+  /// wait_parameters waits for. One group call; nothing to do where states are not cut.
+  void gather(std::span<const std::int64_t> chunks, std::vector<Ticket> after);
   /// Ends the step: gradients are spent.
   void end_update();
 
@@ -158,13 +189,20 @@ class Runtime {
   void wait_write(const View& to, const void* from);
 
   // ---- reading and setting whole states -----------------------------------------------------------------------------
-  /// Copies a parameter's state out, as fp32; gradients as accumulated, before any factor. Shapes: [numel]. Blocks: as
-  /// wait_all.
+  /// Copies a parameter's state out, as fp32; gradients as accumulated, before any factor. Shapes: [numel]. Where
+  /// states are cut, all ranks make the call and get all of it. Blocks: as wait_all.
   void read(StateRole role, std::int64_t parameter, float* values);
+  /// Copies one of the layout's kept segments out, or in, without asking other ranks. Of masters the working values are
+  /// left to wait_gather_working(). Shapes: [segment.count]. Blocks: as wait_all.
+  void read_part(StateRole role, const Segment& kept, float* values);
+  void write_part(StateRole role, const Segment& kept, const float* values);
+  /// Working values of all chunks from the masters of all ranks, rounded. All ranks make the call. Blocks: as wait_all.
+  void wait_gather_working();
   /// Sets it. A master sets the working values too, rounded; a gradient becomes the step's and is counted in the norm
   /// again. Shapes: [numel]. Blocks: as wait_all.
   void write(StateRole role, std::int64_t parameter, const float* values);
-  /// From the next step on, `rule` updates the parameter. Throws: InvalidArgument where its chunks do not share a tier.
+  /// From the next step on, `rule` updates the parameter. Throws: InvalidArgument where its chunks do not share a tier,
+  /// or ranks share its states.
   void set_update_rule(std::int64_t parameter, UpdateRule rule);
 
   /// Takes every piece of state that only the pools hold to `save`, in a fixed order, calls `saved`, and gives the
@@ -196,6 +234,8 @@ class Runtime {
   OpBody norm_on_host(std::int64_t chunk, bool device, std::vector<NormItem> items);
   /// Fetches the grain sums of gradients on a device that the host cannot read. Blocks: until they are here.
   void wait_device_sums();
+  /// Fills in what other ranks keep of a parameter. Blocks: until all ranks have called.
+  void gather_values(std::int64_t parameter, float* values);
   void wait_copy(void* to, const void* from, Bytes bytes);
   void wait_write_rounded(const View& to, DType type, const float* values);
   bool host_reads(const View& view) const { return view.tier != Tier::device || machine_.host_reads_device(); }
@@ -212,8 +252,16 @@ class Runtime {
   std::vector<const Segment*> updated_segments(std::int64_t chunk) const;
   bool on_device(Tier tier) const { return tier == Tier::device; }
   Lane& lane_of(Tier tier);
-  std::int64_t index_of(const Segment& segment) const { return &segment - layout_.segments().data(); }
-  /// Marks a segment as having a gradient; returns whether it is the step's first.
+  /// Of a kept segment.
+  std::int64_t index_of(const Segment& segment) const { return &segment - layout_.kept_segments().data(); }
+  /// The type that gradients leave the device in.
+  DType arriving_type() const { return layout_.partition().shared() ? DType::f32 : spec_.working; }
+  /// Where in a chunk what is kept starts.
+  std::int64_t kept_begin(std::int64_t chunk) const { return layout_.kept(chunk).begin; }
+  bool master_is_working(std::int64_t chunk) const {
+    return spec_.master_is_working(spec_.placement[static_cast<std::size_t>(chunk)].master);
+  }
+  /// Marks a kept segment as having a gradient; returns whether it is the step's first.
   bool note_gradient(const Segment& segment);
 
   Machine& machine_;
@@ -222,8 +270,9 @@ class Runtime {
   std::vector<Hyperparameters> hyperparameters_;
   StateSpec spec_;
   std::unique_ptr<ChunkStore> store_;  // null while released
-  SlotRing device_slots_, pinned_slots_, upload_slots_;
+  SlotRing device_slots_, pinned_slots_, upload_slots_, reduce_slots_;
   Slot* upload_slot_ = nullptr;  // written by the newest update(), until copy_up() sends it
+  std::vector<std::int64_t> gradient_order_;
   std::vector<ParameterState> parameters_;
   std::vector<SegmentState> segments_;
   std::vector<Ticket> uploads_;       // a chunk's newest copy_up

@@ -16,6 +16,7 @@ struct VirtualMachineOptions {
   std::optional<Bytes> device_memory = std::nullopt;  // none: no limit
   std::optional<Bytes> host_memory = std::nullopt;    // the most that the pinned tier may take
   OracleOptions oracle = {};
+  bool network = false;  // whether there is a network lane, as with several ranks
 };
 
 /// A machine for planning: its lanes record ops and run nothing, its pools count bytes and hold none, its oracle makes

@@ -75,6 +75,10 @@ class CheckpointWriter {
 
   /// Writes a safetensors file, one tensor in memory at a time. Throws: FileError.
   void add_file(const std::string& name, std::span<const TensorSource> tensors);
+  /// Where other processes write their parts of this checkpoint (write_checkpoint_part), before commit().
+  const std::filesystem::path& aside() const { return aside_; }
+  /// Such a part. Throws: FileError where it is not there, or of another length.
+  void add_part(CheckpointFile part);
   /// Completes it; `manifest.files` are filled in. A checkpoint of the same step is replaced. Returns its folder.
   std::filesystem::path commit(CheckpointManifest manifest);
 
@@ -84,6 +88,10 @@ class CheckpointWriter {
   std::filesystem::path aside_;
   std::vector<CheckpointFile> files_;
 };
+
+/// Writes a part of a checkpoint into the folder `aside` of the process that commits it. Throws: FileError.
+CheckpointFile write_checkpoint_part(const std::filesystem::path& aside, const std::string& name,
+                                     std::span<const TensorSource> tensors);
 
 /// Removes checkpoints of `root` but for `newest`, which was just made, and those of the `keep` - 1 highest steps
 /// beside it. Throws: FileError.

@@ -33,6 +33,10 @@ struct StateSpec {
   std::int64_t pinned_slots = 0;
   /// Pinned slots for rounded working copies on their way up: none where the fp32 master itself is uploaded.
   std::int64_t upload_slots = 0;
+  /// Where ranks share a gradient: buffers for the pieces of other ranks, and their fp32 sum.
+  std::int64_t reduce_slots = 0;
+  /// Chunks of one group call between ranks.
+  std::int64_t bucket_chunks = 1;
   /// Parameters that are not trained (padded elements): kept on the device, without states.
   std::int64_t frozen_elements = 0;
 
@@ -56,9 +60,10 @@ class MemoryPlan {
 /// The plan of a state: exactly the bytes that ChunkStore allocates for it, pool padding included.
 MemoryPlan plan_state(const Layout& layout, const StateSpec& spec);
 
-/// A buffer of one chunk that transfers pass through. `slots` are given out in turn by their owner.
+/// A buffer that transfers pass through. `slots` are given out in turn by their owner.
 struct StagingSlot {
   View view;
+  View pieces = {};  // of a reduce slot: what other ranks send, in rank order
 };
 
 /// The pools of a run by tier; null where the plan puts nothing there.
@@ -82,7 +87,7 @@ class ChunkStore {
   /// One chunk of them.
   View working(std::int64_t chunk) const;
   const View& frozen() const { return frozen_; }
-  /// Shapes: [chunk.count] each; fp32, gradients of spec().gradient.
+  /// Shapes: [what Layout::kept says of the chunk] each; fp32, gradients of spec().gradient.
   const View& master(std::int64_t chunk) const { return roles_[static_cast<std::size_t>(chunk)].master; }
   const View& gradient(std::int64_t chunk) const { return roles_[static_cast<std::size_t>(chunk)].gradient; }
   const View& optimizer_state(std::int64_t chunk, std::int64_t k) const {
@@ -94,8 +99,14 @@ class ChunkStore {
   const View& host_sums() const { return host_sums_; }
   /// Shapes: [chunk_elements] of the working type.
   const std::vector<StagingSlot>& device_slots() const { return device_slots_; }
+  /// Shapes: [what is kept of a chunk, at most] of the type that gradients come down in: the working type, or the
+  /// ranks' sums in fp32.
   const std::vector<StagingSlot>& pinned_slots() const { return pinned_slots_; }
+  /// Shapes: [what is kept of a chunk, at most] of the working type.
   const std::vector<StagingSlot>& upload_slots() const { return upload_slots_; }
+  /// Shapes: the sum [what is kept of a chunk, at most], fp32; pieces [ranks - 1][the largest shard] of the working
+  /// type.
+  const std::vector<StagingSlot>& reduce_slots() const { return reduce_slots_; }
 
  private:
   struct Roles {
@@ -108,7 +119,7 @@ class ChunkStore {
   StatePools pools_;
   View working_, frozen_, device_sums_, host_sums_;
   std::vector<Roles> roles_;
-  std::vector<StagingSlot> device_slots_, pinned_slots_, upload_slots_;
+  std::vector<StagingSlot> device_slots_, pinned_slots_, upload_slots_, reduce_slots_;
 };
 
 }  // namespace spillway

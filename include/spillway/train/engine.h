@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "spillway/comm/communicator.h"
 #include "spillway/core/config.h"
 #include "spillway/core/log.h"
 #include "spillway/core/trace.h"
@@ -71,6 +72,8 @@ struct EngineOptions {
   /// folder_weights a run is set up in the memory of its plan and one tensor. Shapes: the parameter's, any floating
   /// type; masters keep the exact values.
   std::function<torch::Tensor(const std::string& name)> weights = {};
+  /// The ranks that train this model together; null, or a world of one: this process alone. Must outlive the engine.
+  Communicator* communicator = nullptr;
 };
 
 /// How a block is called.
@@ -132,6 +135,12 @@ struct EngineSummary {
 /// After step(), new weights may still be on their way for blocks that went through call() in the last forward; call()
 /// awaits them. Everything else is waited for inside step(). To read weights elsewhere: wait_parameters().
 ///
+/// With several ranks (EngineOptions::communicator) every rank makes an engine of the same model with the same values
+/// and configuration, and calls backward(), step() and whatever below says "on all ranks" as often and in the same
+/// order as the others. Gradients are averaged over the weights of all ranks' micro-batches; a rank without data calls
+/// backward with an undefined loss and weight 0. Results are the same on every rank. What fails on one rank fails on
+/// all.
+///
 /// On the emulated device the thread that makes the engine allocates device memory until the engine is destroyed
 /// (DeviceScope); data loaders use HostScope.
 ///
@@ -185,13 +194,13 @@ class Engine {
   /// The same as a value for models that take one (CausalLM is bound by the constructor).
   BlockCall block_call();
 
-  /// Adds the gradients of weight x loss to the step. `loss`: one element, fp32 or fp64.
+  /// Adds the gradients of weight x loss to the step. `loss`: one element, fp32 or fp64. On all ranks.
   /// Blocks: for the computation; for transfers only where staging slots are all in use.
   /// Throws: what LibTorch throws, OutOfMemory among it: then the whole step's gradients are forgotten, weights and
   /// states are as before, and the step may start again.
   void backward(const torch::Tensor& loss, BackwardOptions options = {});
 
-  /// Updates the parameters with the gradients of all backwards since the last step.
+  /// Updates the parameters with the gradients of all backwards since the last step. On all ranks.
   /// Blocks: until the norm is known and updates are under way.
   /// Parameters that the program wrote to since the last step (under no-grad) are taken as they are now.
   /// Throws: StateError without a backward before, for a parameter that was added, moved, converted or thawed, in fp16
@@ -214,6 +223,7 @@ class Engine {
   std::size_t group_of(const std::string& name) const;
 
   /// Copies of one parameter's state, in ordinary memory. `name`: as in named_parameters(). Blocks: as wait_parameters.
+  /// On all ranks where states are cut.
   /// Throws: InvalidArgument for an unknown name (with the nearest) or a parameter that is not trained.
   /// Shapes: the parameter's, fp32.
   torch::Tensor master(const std::string& name);
@@ -224,11 +234,11 @@ class Engine {
   /// How often the parameter was updated.
   std::int64_t updates(const std::string& name);
   /// The gradient of the step that is going on, averaged over its micro-batches so far and unscaled, before clipping:
-  /// what step() would use. Undefined where the parameter had none.
+  /// what step() would use. Undefined where the parameter had none. On all ranks.
   torch::Tensor gradient(const std::string& name);
 
-  /// Sets one parameter's state from a tensor of its shape, any floating type. Blocks: as wait_parameters. Throws:
-  /// InvalidArgument for an unknown name, another shape, or a `k` that is not there.
+  /// Sets one parameter's state from a tensor of its shape, any floating type, the same on all ranks. Blocks: as
+  /// wait_parameters. Throws: InvalidArgument for an unknown name, another shape, or a `k` that is not there.
   ///
   /// The weight becomes the master, and its rounded value the working parameter; parameters that are not trained too.
   void set_weight(const std::string& name, const torch::Tensor& value);
@@ -241,10 +251,10 @@ class Engine {
   /// step's first backward.
   void set_gradient(const std::string& name, const torch::Tensor& value);
 
-  /// Runs one forward and backward of `loss` and drops its gradients: nothing changes but memory's high-water marks.
-  /// Returns the plan with the activations that were measured; on the emulated device the limit is lifted meanwhile, so
-  /// that the whole need is known. Throws: OutOfMemory with the bytes that are missing when the plan does not fit;
-  /// StateError inside a step.
+  /// Runs one forward and backward of `loss`, on all ranks, and drops its gradients: nothing changes but memory's
+  /// high-water marks. Returns the plan with the activations that were measured; on the emulated device the limit is
+  /// lifted meanwhile, so that the whole need is known. Throws: OutOfMemory with the bytes that are missing when the
+  /// plan does not fit; StateError inside a step.
   MemoryPlan profile(const std::function<torch::Tensor()>& loss);
 
   /// Gives all device and pinned memory back between phases: the module gets ordinary memory with the newest weights,
@@ -260,14 +270,21 @@ class Engine {
   /// states, step counters, loss scale, W0, group numbers, buffers, frozen parameters that were written, random number
   /// generators, and what the program gives. By parameter, so that any placement, chunk size, thread count and
   /// precision resumes it. Complete or not there at all, whatever ends the process. One tensor is in memory beside the
-  /// states. Returns its folder. Blocks. Throws: StateError inside a step; FileError: then what was there before is
-  /// unchanged.
+  /// states. On all ranks, into one file system: each writes a part. Returns its folder. Blocks. Throws: StateError
+  /// inside a step; FileError: then what was there before is unchanged.
   std::filesystem::path save(const std::filesystem::path& root, const CheckpointOptions& options = {});
-  /// Goes on from a checkpoint, or from the newest in a folder of them; returns what the program gave to save(). The
+  /// Goes on from a checkpoint, or from the newest in a folder of them; returns what the program gave to save(). On all
+  /// ranks, however many wrote it; each reads what it keeps. The
   /// module and the optimizer must be those that were saved. Random numbers of a device go on there only where it is of
   /// the same kind. Blocks. Throws: FileError naming what is missing, damaged or different: then nothing has changed;
   /// StateError inside a step. What `progress` throws, or a device that fails, ends the engine.
   std::string load(const std::filesystem::path& checkpoint, const CheckpointLoadOptions& options = {});
+
+  /// The mean of the ranks' values, each of a weight, on every rank: for the loss in a log. Zero where all weights are.
+  /// On all ranks.
+  double mean_over_ranks(double value, double weight);
+  /// Whether all ranks say so: whether each has another batch, say. On all ranks.
+  bool all_ranks(bool mine);
 
   const Config& config() const;
   EngineSummary summary() const;
@@ -352,6 +369,9 @@ class Engine {
   }
   static std::int64_t rows_of() { return 0; }
 
+  std::string load_checked(const std::filesystem::path& path, const CheckpointLoadOptions& options);
+  void add_backward(const torch::Tensor& loss, const BackwardOptions& options);
+  StepResult take_step();
   bool recomputes(const CallOptions& options) const;
   [[noreturn]] static void refuse_recompute(const torch::nn::Module& block);
   std::vector<torch::Tensor> call_recomputed(torch::nn::Module& block, BlockForward forward,

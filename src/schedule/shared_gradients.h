@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "spillway/runtime/runtime.h"
+
+namespace spillway {
+
+/// Where several ranks train: collects each chunk's gradients in a device slot and has them summed over the ranks,
+/// bucket by bucket, while backward goes on.
+///
+/// Order: all ranks go through the parameters of Runtime::gradient_order() one after another, whether they have a
+/// gradient of it or not; a missing one counts as zeros. What leaves when follows from that order and the number of
+/// slots alone, so it is the same on every rank. A chunk leaves when the last parameter of the order that is in it has
+/// come, or, with what it has, when all slots are in use.
+class SharedGradients {
+ public:
+  /// `reduced`: what is to be done with the sum of some of a chunk's segments.
+  using Reduced = std::function<void(std::span<const Segment* const> segments, Slot& sum, Ticket reduced)>;
+  SharedGradients(Runtime& runtime, Reduced reduced);
+
+  void begin();
+  /// Throws: StateError for a gradient whose turn is over, or that is not in the order.
+  void gradient_ready(const Gradient& gradient);
+  void end();
+  void abandon() noexcept;
+
+ private:
+  struct Open {
+    std::int64_t chunk = 0;
+    Slot* slot = nullptr;
+    Ticket staged;
+    std::vector<const Segment*> segments, missing;  // missing ones are among the segments
+  };
+
+  /// The next parameter of the order. `data` null: this rank has no gradient of it.
+  void take(std::int64_t parameter, const Gradient* gradient);
+  Open& opened(std::int64_t chunk);
+  Slot& free_slot();
+  void send(std::size_t open);
+  void flush();
+
+  Runtime& runtime_;
+  const Reduced reduced_;
+  std::vector<std::int64_t> turn_;     // a parameter's place in the order; below zero: none
+  std::vector<std::int64_t> to_come_;  // segments of each chunk that have not come yet
+  std::size_t next_ = 0;               // in the order
+  std::deque<Open> open_;              // in the order of opening
+  std::vector<Reduction> bucket_;
+};
+
+/// Has updated chunks brought together, a bucket at a time. Does nothing where no state is cut.
+class BucketedGather {
+ public:
+  explicit BucketedGather(Runtime& runtime) : runtime_(runtime) {}
+  void add(std::int64_t chunk, Ticket updated);
+  void flush();
+
+ private:
+  Runtime& runtime_;
+  std::vector<std::int64_t> chunks_;
+  std::vector<Ticket> updated_;
+};
+
+}  // namespace spillway

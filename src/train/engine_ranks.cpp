@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What an engine's ranks agree on.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "formats/checksum.h"
+#include "spillway/core/error.h"
+#include "train/engine_impl.h"
+
+namespace spillway {
+
+Engine::Impl::MicroBatch Engine::Impl::agree_micro_batch(double weight, bool last) const {
+  struct Mine {
+    double weight;
+    std::int64_t last;
+  };
+  MicroBatch all{0, 0, true};
+  for (const Mine& rank : ranks->gather_all({"micro-batch", micro_batches}, Mine{weight, last ? 1 : 0})) {
+    all.weight += rank.weight;
+    if (all.first_weight == 0) all.first_weight = rank.weight;
+    all.last = all.last && rank.last != 0;
+  }
+  return all;
+}
+
+void Engine::Impl::fail_ranks(const char* why) {
+  if (failure.empty()) failure = why;
+  ranks->fail(why);
+}
+
+std::vector<std::string> Engine::Impl::gather_text(const char* what, const std::string& mine) const {
+  std::size_t most = 0;
+  std::vector<std::int64_t> sizes = ranks->gather_all({what}, static_cast<std::int64_t>(mine.size()));
+  for (const std::int64_t size : sizes) most = std::max(most, static_cast<std::size_t>(size));
+  std::string padded = mine;
+  padded.resize(most);
+  const std::vector<std::byte> all = ranks->gather_bytes({what}, std::as_bytes(std::span(padded)));
+  std::vector<std::string> out;
+  for (std::size_t rank = 0; rank < sizes.size(); ++rank) {
+    const char* const from = reinterpret_cast<const char*>(all.data()) + rank * most;
+    out.emplace_back(from, static_cast<std::size_t>(sizes[rank]));
+  }
+  return out;
+}
+
+void Engine::Impl::note_checksum(const ModelParameter& parameter, const torch::Tensor& exact) {
+  if (ranks == nullptr) return;
+  const torch::Tensor values = (exact.defined() ? exact : parameter.tensor.detach()).to(torch::kCPU).contiguous();
+  Checksum checksum;
+  checksum.add({static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()});
+  weight_checksums.push_back(checksum.value());
+}
+
+void Engine::Impl::check_same_weights(const std::vector<std::uint64_t>& checksums) const {
+  if (checksums.empty()) return;
+  const std::vector<std::byte> all = ranks->gather_bytes({"first weights"}, std::as_bytes(std::span(checksums)));
+  for (std::size_t i = 0; i < checksums.size(); ++i) {
+    std::uint64_t first = 0;
+    std::memcpy(&first, all.data() + i * sizeof first, sizeof first);
+    for (std::size_t rank = 1; rank < static_cast<std::size_t>(ranks->size()); ++rank) {
+      std::uint64_t theirs = 0;
+      std::memcpy(&theirs, all.data() + (rank * checksums.size() + i) * sizeof theirs, sizeof theirs);
+      if (theirs == first) continue;
+      const std::size_t trained = plan.trainable.size();
+      const ModelParameter& parameter = i < trained ? plan.trainable[i] : plan.frozen[i - trained];
+      throw StateError(
+          fmt::format("parameter {} has other values on rank {} than on rank 0: load the same folder, or seed the "
+                      "initial values alike, on every rank",
+                      parameter.name, rank));
+    }
+  }
+}
+
+double Engine::mean_over_ranks(double value, double weight) {
+  if (impl_->ranks == nullptr) return weight == 0 ? 0 : value;
+  struct Mine {
+    double value, weight;
+  };
+  double sum = 0, weights = 0;
+  for (const Mine& rank : impl_->ranks->gather_all({"mean over ranks"}, Mine{value, weight})) {
+    if (rank.weight == 0) continue;  // its value may be anything
+    sum += rank.value * rank.weight;
+    weights += rank.weight;
+  }
+  return weights == 0 ? 0 : sum / weights;
+}
+
+bool Engine::all_ranks(bool mine) {
+  return impl_->ranks == nullptr ? mine : !impl_->ranks->any({"agreement of ranks"}, !mine);
+}
+
+}  // namespace spillway

@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Engines of several ranks, which are threads here: placement and stage change no bit, ranks may have nothing to do,
+// checkpoints fit any number of ranks.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+
+#include "spillway/core/error.h"
+#include "spillway/train/data_loader.h"
+#include "support/bits.h"
+#include "train/fixture_runs.h"
+#include "train/rank_runs.h"
+#include "train/training_runs.h"
+
+namespace spillway {
+namespace {
+
+using test::expect_same_bits;
+using test::FinalState;
+using test::on_thread_ranks;
+using test::RunOptions;
+using test::tiny_config;
+using test::tiny_llama;
+
+using MakeModel = std::function<std::shared_ptr<CausalLM>()>;
+
+std::vector<FinalState> train_ranks(int count, const MakeModel& make, const Config& config, const RunOptions& options) {
+  std::vector<FinalState> out(static_cast<std::size_t>(count));
+  on_thread_ranks(count, [&](Communicator& ranks) {
+    RunOptions own = options;
+    own.engine.communicator = &ranks;
+    out[static_cast<std::size_t>(ranks.rank())] = test::train(make(), config, own);
+  });
+  return out;
+}
+
+// Losses are each rank's own.
+void expect_same_states(const FinalState& expected, FinalState actual) {
+  actual.losses = expected.losses;
+  expect_same_bits(expected, actual);
+}
+
+TEST(Ranks, StagesAndSchedulesEndInTheBitsOfTheResidentRun) {
+  int cells = 0;
+  for (int count : {2, 3}) {
+    for (std::int64_t micro_batches : {1, 3}) {
+      for (double clip : {0.0, 0.5}) {
+        const RunOptions options{.steps = 6, .micro_batches = micro_batches};
+        const MakeModel make = [] { return tiny_llama(true); };
+        Config base = tiny_config("resident", clip, 1 << 20, 1);
+        base.stage = 0;
+        const FinalState expected = train_ranks(count, make, base, options).front();
+        for (int stage : {0, 1, 2}) {
+          for (const char* schedule : {"resident", "zero_offload"}) {
+            SCOPED_TRACE(testing::Message() << count << " ranks, " << micro_batches << " micro-batches, clip " << clip
+                                            << ", stage " << stage << ", " << schedule);
+            Config config = tiny_config(schedule, clip, 4096, 1);
+            config.stage = stage;
+            for (const FinalState& state : train_ranks(count, make, config, options))
+              expect_same_states(expected, state);
+            ++cells;
+          }
+        }
+      }
+    }
+  }
+  EXPECT_EQ(cells, 48);
+}
+
+TEST(Ranks, SixteenBitTypesBucketsAndFrozenParametersToo) {
+  for (DType precision : {DType::bf16, DType::f16}) {
+    const MakeModel make = [] {
+      auto model = tiny_llama(false);
+      for (auto& entry : model->named_parameters()) {
+        if (entry.key().find("layers.0") != std::string::npos) entry.value().set_requires_grad(false);
+      }
+      return model;
+    };
+    const RunOptions options{.steps = 4, .micro_batches = 2};
+    Config base = tiny_config("resident", 0.5, 1 << 20, 1);
+    base.precision = precision;
+    base.stage = 0;
+    const FinalState expected = train_ranks(2, make, base, options).front();
+    Config config = tiny_config("zero_offload", 0.5, 2048, 2);
+    config.precision = precision;
+    config.bucket_chunks = 2;
+    for (const FinalState& state : train_ranks(2, make, config, options)) expect_same_states(expected, state);
+  }
+}
+
+TEST(Ranks, OneRankIsTheRunWithoutRanks) {
+  const Config config = tiny_config("zero_offload", 0.5, 4096, 1);
+  const FinalState expected = test::train(tiny_llama(false), config, {.steps = 4});
+  const auto states = train_ranks(1, [] { return tiny_llama(false); }, config, {.steps = 4});
+  expect_same_bits(expected, states.front());
+}
+
+// The mean over valid targets of all ranks: a rank whose rows count for nothing changes nothing.
+TEST(Ranks, ARankOfWeightZeroLeavesTheOthersMean) {
+  const auto weight_of = [](int rank) {
+    return [rank](std::int64_t, std::int64_t, std::int64_t targets) {
+      return rank == 1 ? 0.0 : static_cast<double>(targets);
+    };
+  };
+  for (int stage : {0, 2}) {
+    std::vector<FinalState> states(2);
+    Config config = tiny_config("zero_offload", 0.5, 4096, 1);
+    config.stage = stage;
+    on_thread_ranks(2, [&](Communicator& ranks) {
+      RunOptions options{.steps = 4, .weight = weight_of(ranks.rank())};
+      options.engine.communicator = &ranks;
+      states[static_cast<std::size_t>(ranks.rank())] = test::train(tiny_llama(false), config, options);
+    });
+    expect_same_states(states[0], states[1]);
+    // One rank alone sees rows 0, 2, 4, ... as rank 0 of two does; here it asks for the same rows.
+    std::mutex mutex;
+    EXPECT_EQ(states[0].statuses, std::vector<StepStatus>(4, StepStatus::updated));
+  }
+}
+
+TEST(Ranks, ARankWithoutDataTakesPartWithAnUndefinedLoss) {
+  on_thread_ranks(2, [](Communicator& ranks) {
+    const auto model = tiny_llama(false);
+    Engine engine(*model, tiny_config("zero_offload", 0, 4096, 1), {.communicator = &ranks});
+    const torch::Tensor tokens = torch::arange(12).reshape({1, 12});
+    for (bool all : {false, true}) {
+      const bool mine = ranks.rank() == 0 && !all;
+      const torch::Tensor loss = mine ? next_token_loss(model->forward(tokens), tokens, 12) : torch::Tensor();
+      engine.backward(loss, {.weight = mine ? 12.0 : 0.0, .last = true});
+      EXPECT_EQ(engine.step().status, all ? StepStatus::empty : StepStatus::updated);
+    }
+    EXPECT_FALSE(engine.all_ranks(ranks.rank() == 0));
+    EXPECT_TRUE(engine.all_ranks(true));
+    EXPECT_EQ(engine.mean_over_ranks(ranks.rank() == 0 ? 4 : 1, ranks.rank() == 0 ? 1 : 2), 2);
+  });
+}
+
+TEST(Ranks, OtherWeightsOnARankAreRefusedByName) {
+  try {
+    on_thread_ranks(2, [](Communicator& ranks) {
+      const auto model = tiny_llama(false, 5 + static_cast<std::uint64_t>(ranks.rank()));
+      Engine engine(*model, tiny_config("zero_offload", 0, 4096, 1), {.communicator = &ranks});
+    });
+    FAIL() << "ranks with other weights trained together";
+  } catch (const std::exception& error) {
+    EXPECT_NE(std::string(error.what()).find("embed_tokens.weight has other values on rank 1"), std::string::npos)
+        << error.what();
+  }
+}
+
+TEST(Ranks, AnErrorOnOneRankEndsTheOthersAndTheEngine) {
+  std::vector<std::string> errors(2);
+  on_thread_ranks(2, [&](Communicator& ranks) {
+    const auto model = tiny_llama(false);
+    Engine engine(*model, tiny_config("zero_offload", 0, 4096, 1), {.communicator = &ranks});
+    const torch::Tensor tokens = torch::arange(12).reshape({1, 12});
+    const torch::Tensor loss = next_token_loss(model->forward(tokens), tokens, 12);
+    const double weight = ranks.rank() == 1 ? -1 : 1;
+    try {
+      engine.backward(loss, {.weight = weight, .last = true});
+    } catch (const std::exception& error) {
+      errors[static_cast<std::size_t>(ranks.rank())] = error.what();
+    }
+    EXPECT_THROW(engine.step(), StateError);
+  });
+  EXPECT_NE(errors[1].find("weight is -1"), std::string::npos) << errors[1];
+  EXPECT_NE(errors[0].find("weight is -1"), std::string::npos) << errors[0];  // rank 0 learns why
+}
+
+// ---- gradients, states, memory -------------------------------------------------------------------------------------
+
+TEST(Ranks, GradientsAndStatesAreReadAndSetOnAllRanks) {
+  on_thread_ranks(3, [](Communicator& ranks) {
+    const auto model = tiny_llama(false);
+    Engine engine(*model, tiny_config("zero_offload", 0, 2048, 1), {.communicator = &ranks});
+    const std::string name = "model.layers.0.mlp.up_proj.weight";
+    const torch::Tensor tokens = torch::arange(12).reshape({1, 12}) + ranks.rank();
+    engine.backward(next_token_loss(model->forward(tokens), tokens, 12), {.weight = 12, .last = true});
+    const torch::Tensor gradient = engine.gradient(name);
+    EXPECT_GT(gradient.abs().max().item<float>(), 0);
+    engine.set_gradient(name, torch::zeros_like(gradient));
+    EXPECT_EQ(engine.gradient(name).abs().max().item<float>(), 0);
+    engine.set_weight(name, torch::full_like(gradient, 0.25));
+    EXPECT_TRUE(test::same_bits(engine.master(name), torch::full_like(gradient, 0.25)));
+    EXPECT_TRUE(test::same_bits(model->named_parameters()[name].detach(), torch::full_like(gradient, 0.25)));
+    engine.set_optimizer_state(name, 1, torch::full_like(gradient, 2));
+    EXPECT_TRUE(test::same_bits(engine.optimizer_state(name, 1), torch::full_like(gradient, 2)));
+    EXPECT_EQ(engine.step().status, StepStatus::updated);
+  });
+}
+
+TEST(Ranks, EachKeepsItsShareOfTheStates) {
+  for (int count : {2, 3, 4}) {
+    for (int stage : {0, 1, 2}) {
+      std::mutex mutex;
+      Bytes masters;
+      on_thread_ranks(count, [&](Communicator& ranks) {
+        const auto model = tiny_llama(false);
+        Config config = tiny_config("zero_offload", 0, 4096, 1);
+        config.stage = stage;
+        Engine engine(*model, config, {.communicator = &ranks});
+        const MemoryPlan plan = engine.summary().plan;
+        EXPECT_EQ(engine.memory_in_use(Tier::pinned).total(), plan[Tier::pinned].total());
+        const std::scoped_lock lock(mutex);
+        masters += plan[Tier::pinned][MemoryUse::masters];
+      });
+      std::int64_t padded = 0;
+      for (const torch::Tensor& parameter : tiny_llama(false)->parameters())
+        padded += (parameter.numel() + 1023) / 1024 * 1024;
+      const std::int64_t copies = stage == 0 ? count : 1;
+      EXPECT_EQ(masters.value, copies * padded * 4 + count * Pool::kAlignment.value)
+          << count << " ranks, stage " << stage;
+    }
+  }
+}
+
+TEST(Ranks, OwnUpdateRulesNeedWholeStates) {
+  EngineOptions options;
+  options.updates.push_back({[](const std::string&, const torch::Tensor&) { return true; }, [](ParameterUpdate&) {}});
+  for (int stage : {0, 1}) {
+    Config config = tiny_config("zero_offload", 0, 4096, 1);
+    config.stage = stage;
+    const auto make_engines = [&] {
+      on_thread_ranks(2, [&](Communicator& ranks) {
+        EngineOptions own = options;
+        own.communicator = &ranks;
+        const auto model = tiny_llama(false);
+        Engine engine(*model, config, own);
+      });
+    };
+    if (stage == 0) {
+      EXPECT_NO_THROW(make_engines());
+    } else {
+      EXPECT_THROW(make_engines(), std::exception);
+    }
+  }
+}
+
+// ---- checkpoints ---------------------------------------------------------------------------------------------------
+
+struct Saved {
+  std::map<std::string, torch::Tensor> states;
+  torch::Tensor next_loss;
+};
+
+std::map<std::string, torch::Tensor> states_of(Engine& engine, const torch::nn::Module& model) {
+  std::map<std::string, torch::Tensor> out;
+  for (const std::string& name : test::trained_names(model)) {
+    out["master " + name] = engine.master(name);
+    out["first " + name] = engine.optimizer_state(name, 0);
+    out["second " + name] = engine.optimizer_state(name, 1);
+    out["updates " + name] = torch::tensor(engine.updates(name));
+  }
+  return out;
+}
+
+void take_step(CausalLM& model, Engine& engine, const Communicator& ranks, std::int64_t number) {
+  const HostScope host;
+  // Twelve rows, shared by the ranks.
+  const torch::Tensor all = (torch::arange(12 * 9).reshape({12, 9}) * (number + 3)) % 64;
+  const Batch batch =
+      rows_of_rank({all.slice(1, 0, 8).contiguous(), all.slice(1, 1).contiguous(), {}, 96}, ranks.rank(), ranks.size());
+  torch::Tensor loss;
+  if (batch.valid_targets > 0) loss = next_token_loss(model.forward(batch.inputs), batch.targets, batch.valid_targets);
+  engine.backward(loss, {.weight = static_cast<double>(batch.valid_targets), .last = true});
+  ASSERT_EQ(engine.step().status, StepStatus::updated);
+}
+
+TEST(RankCheckpoints, AnyNumberOfRanksStageAndPlacementLoadsAny) {
+  const std::filesystem::path root = std::filesystem::path(testing::TempDir()) / "rank_checkpoints";
+  int cells = 0;
+  for (int savers : {1, 2, 3}) {
+    for (int save_stage : {0, 2}) {
+      std::filesystem::remove_all(root);
+      std::map<std::string, torch::Tensor> expected;
+      on_thread_ranks(savers, [&](Communicator& ranks) {
+        const auto model = tiny_llama(true);
+        Config config = tiny_config(save_stage == 0 ? "resident" : "zero_offload", 0.5, 3072, 1);
+        config.stage = save_stage;
+        Engine engine(*model, config, {.communicator = &ranks});
+        for (std::int64_t step = 0; step < 3; ++step) take_step(*model, engine, ranks, step);
+        engine.save(root, {.program = "at 3"});
+        const auto states = states_of(engine, *model);
+        if (ranks.rank() == 0) expected = states;
+      });
+      for (int loaders : {1, 2, 3, 4}) {
+        for (int stage : {0, 1, 2}) {
+          SCOPED_TRACE(testing::Message()
+                       << savers << " saved at stage " << save_stage << ", " << loaders << " load at stage " << stage);
+          on_thread_ranks(loaders, [&](Communicator& ranks) {
+            const auto model = tiny_llama(true, 77);
+            Config config = tiny_config(stage == 1 ? "resident" : "zero_offload", 0.5, 2048, 1);
+            config.stage = stage;
+            Engine engine(*model, config, {.communicator = &ranks});
+            EXPECT_EQ(engine.load(root), "at 3");
+            for (const auto& [name, tensor] : states_of(engine, *model)) {
+              EXPECT_TRUE(test::same_bits(expected.at(name), tensor)) << name;
+            }
+            const HostScope host;
+            EXPECT_TRUE(test::same_bits(model->named_parameters()["model.norm.weight"].detach(),
+                                        expected.at("master model.norm.weight")));
+            take_step(*model, engine, ranks, 3);
+          });
+          ++cells;
+        }
+      }
+    }
+  }
+  EXPECT_EQ(cells, 3 * 2 * 4 * 3);
+  std::filesystem::remove_all(root);
+}
+
+TEST(RankCheckpoints, AMissingOrDamagedPartIsNamed) {
+  const std::filesystem::path root = std::filesystem::path(testing::TempDir()) / "rank_checkpoint_parts";
+  std::filesystem::remove_all(root);
+  std::filesystem::path folder;
+  on_thread_ranks(2, [&](Communicator& ranks) {
+    const auto model = tiny_llama(true);
+    Engine engine(*model, tiny_config("zero_offload", 0.5, 3072, 1), {.communicator = &ranks});
+    take_step(*model, engine, ranks, 0);
+    const auto made = engine.save(root);
+    if (ranks.rank() == 0) folder = made;
+  });
+  const auto load_error = [&](int loaders) {
+    std::string text;
+    try {
+      on_thread_ranks(loaders, [&](Communicator& ranks) {
+        const auto model = tiny_llama(true);
+        Engine engine(*model, tiny_config("zero_offload", 0.5, 3072, 1), {.communicator = &ranks});
+        engine.load(root);
+      });
+    } catch (const std::exception& error) {
+      text = error.what();
+    }
+    return text;
+  };
+  EXPECT_EQ(load_error(2), "");
+  const std::filesystem::path part = folder / "states-00001-00001.safetensors";
+  ASSERT_TRUE(std::filesystem::exists(part));
+  const auto size = std::filesystem::file_size(part);
+  {
+    std::fstream file(part, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(static_cast<std::streamoff>(size) - 5);
+    file.put('x');
+  }
+  EXPECT_NE(load_error(1).find("states-00001-00001.safetensors"), std::string::npos) << load_error(1);
+  EXPECT_NE(load_error(2).find("states-00001-00001.safetensors"), std::string::npos) << load_error(2);
+  std::filesystem::remove(part);
+  EXPECT_NE(load_error(2).find("states-00001-00001.safetensors: this part of the checkpoint is missing"),
+            std::string::npos)
+      << load_error(2);
+  std::filesystem::remove_all(root);
+}
+
+}  // namespace
+}  // namespace spillway
