@@ -104,7 +104,10 @@ void Engine::add_backward(const torch::Tensor& loss, const BackwardOptions& opti
         "neither backward(.last) nor accumulation says which micro-batch ends a step: its norm waits for step()");
   }
   Impl::MicroBatch all{options.weight, options.weight, last};
-  if (impl_->ranks != nullptr) all = impl_->agree_micro_batch(options.weight, last);
+  if (impl_->ranks != nullptr) {
+    const auto order = nothing ? std::vector<std::int64_t>() : impl_->order_of_gradients(loss);
+    all = impl_->agree_micro_batch(options.weight, last, order);
+  }
   if (all.weight == 0) return;
   const double first = impl_->first_weight == 0 ? all.first_weight : impl_->first_weight;
   impl_->run_backward(nothing ? torch::Tensor() : loss, impl_->scaler.scale() * options.weight / first, all.last);

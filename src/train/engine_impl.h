@@ -32,6 +32,7 @@ struct GatedBlock {
 };
 
 class StateFiles;
+struct RecomputedCall;
 
 /// Where states wait while an engine is released.
 class ReleasedStates {
@@ -96,7 +97,13 @@ struct Engine::Impl {
     double first_weight = 0;  // the first above zero, in rank order
     bool last = false;        // all say so
   };
-  MicroBatch agree_micro_batch(double weight, bool last) const;
+  /// And in which order gradients will come: `own` is that of this rank's backward, empty where it has none.
+  MicroBatch agree_micro_batch(double weight, bool last, const std::vector<std::int64_t>& own);
+  /// The order of trained parameters' gradients in a backward from `loss`.
+  std::vector<std::int64_t> order_of_gradients(const torch::Tensor& loss) const;
+  void agree_order(const std::vector<std::int64_t>& own);
+  std::vector<torch::Tensor> order_inside(const torch::nn::Module& block, const RecomputedCall& call,
+                                          const std::vector<torch::Tensor>& inputs);
   /// Runs what all ranks do together: where it throws, the others are told, and the engine refuses all later calls.
   template <class Body>
   auto together(const Body& body);
@@ -171,6 +178,10 @@ struct Engine::Impl {
   double weight_sum = 0;
 
   std::vector<std::uint64_t> weight_checksums;  // of each parameter's values when they were taken, where ranks compare
+  // ---- what ranks agreed on
+  std::vector<std::uint64_t> order_hashes;                                                 // of each rank's last order
+  std::unordered_map<const torch::nn::Module*, std::vector<torch::Tensor>> orders_inside;  // of recomputed blocks
+
   // ---- the run
   std::unique_ptr<ReleasedStates> released;
   std::string failure;  // of an op: what later calls are refused with

@@ -25,7 +25,11 @@ MemoryPlan Engine::profile(const std::function<torch::Tensor()>& loss) {
     reset_torch_memory_peak(s.config.device);
     s.profiling = true;
     try {
-      s.together([&] { s.run_backward(loss(), s.scaler.scale(), false); });
+      s.together([&] {
+        const torch::Tensor value = loss();
+        if (s.ranks != nullptr) static_cast<void>(s.agree_micro_batch(1, false, s.order_of_gradients(value)));
+        s.run_backward(value, s.scaler.scale(), false);
+      });
     } catch (...) {
       s.profiling = false;
       throw;

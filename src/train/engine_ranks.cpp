@@ -10,21 +10,79 @@
 #include "formats/checksum.h"
 #include "spillway/core/error.h"
 #include "train/engine_impl.h"
+#include "train/recompute.h"
 
 namespace spillway {
 
-Engine::Impl::MicroBatch Engine::Impl::agree_micro_batch(double weight, bool last) const {
+namespace {
+
+std::uint64_t hash_of(const std::vector<std::int64_t>& numbers) {
+  if (numbers.empty()) return 0;
+  Checksum checksum;
+  checksum.add(std::as_bytes(std::span(numbers)));
+  return std::max<std::uint64_t>(1, checksum.value());
+}
+
+// Puts what `other` has beyond `order` behind what it follows in `other`.
+void merge_order(std::vector<std::int64_t>& order, const std::vector<std::int64_t>& other) {
+  for (std::size_t i = 0; i < other.size(); ++i) {
+    if (std::find(order.begin(), order.end(), other[i]) != order.end()) continue;
+    const auto before = i == 0 ? order.end() : std::find(order.begin(), order.end(), other[i - 1]);
+    order.insert(before == order.end() ? order.begin() : before + 1, other[i]);
+  }
+}
+
+}  // namespace
+
+std::vector<std::int64_t> Engine::Impl::order_of_gradients(const torch::Tensor& loss) const {
+  std::unordered_map<const void*, std::int64_t> index_of;
+  for (std::size_t i = 0; i < plan.trainable.size(); ++i) {
+    if (plan.trainable[i].tensor.numel() > 0)
+      index_of.emplace(plan.trainable[i].tensor.unsafeGetTensorImpl(), static_cast<std::int64_t>(i));
+  }
+  std::vector<std::int64_t> order;
+  for (const torch::Tensor& leaf : gradient_order({loss})) {
+    const auto found = index_of.find(leaf.unsafeGetTensorImpl());
+    if (found != index_of.end()) order.push_back(found->second);
+  }
+  return order;
+}
+
+Engine::Impl::MicroBatch Engine::Impl::agree_micro_batch(double weight, bool last,
+                                                         const std::vector<std::int64_t>& own) {
   struct Mine {
     double weight;
-    std::int64_t last;
+    std::uint64_t order, last;
   };
+  const auto every =
+      ranks->gather_all({"micro-batch", micro_batches}, Mine{weight, hash_of(own), last ? std::uint64_t{1} : 0});
   MicroBatch all{0, 0, true};
-  for (const Mine& rank : ranks->gather_all({"micro-batch", micro_batches}, Mine{weight, last ? 1 : 0})) {
-    all.weight += rank.weight;
-    if (all.first_weight == 0) all.first_weight = rank.weight;
-    all.last = all.last && rank.last != 0;
+  bool same_order = order_hashes.size() == every.size();
+  for (std::size_t rank = 0; rank < every.size(); ++rank) {
+    const Mine& theirs = every[rank];
+    all.weight += theirs.weight;
+    if (all.first_weight == 0) all.first_weight = theirs.weight;
+    all.last = all.last && theirs.last != 0;
+    same_order = same_order && (theirs.order == 0 || theirs.order == order_hashes[rank]);
   }
+  if (same_order || all.weight == 0) return all;
+  agree_order(own);
+  order_hashes.clear();
+  for (const Mine& rank : every) order_hashes.push_back(rank.order);
   return all;
+}
+
+void Engine::Impl::agree_order(const std::vector<std::int64_t>& own) {
+  std::vector<std::int64_t> padded = own;
+  padded.resize(plan.trainable.size(), -1);
+  const std::vector<std::byte> all = ranks->gather_bytes({"order of gradients"}, std::as_bytes(std::span(padded)));
+  std::vector<std::int64_t> order, theirs(padded.size());
+  for (std::size_t rank = 0; rank < static_cast<std::size_t>(ranks->size()); ++rank) {
+    std::memcpy(theirs.data(), all.data() + rank * theirs.size() * sizeof(std::int64_t),
+                theirs.size() * sizeof(std::int64_t));
+    merge_order(order, {theirs.begin(), std::find(theirs.begin(), theirs.end(), -1)});
+  }
+  runtime->set_gradient_order(std::move(order));
 }
 
 void Engine::Impl::fail_ranks(const char* why) {

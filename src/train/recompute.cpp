@@ -3,6 +3,9 @@
 
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
+#include <algorithm>
+#include <queue>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -130,6 +133,71 @@ void for_gradient_events(const torch::Tensor& loss, const std::function<void(con
   }
 }
 
+namespace {
+
+struct ByAge {
+  bool operator()(const Node* a, const Node* b) const { return a->sequence_nr() < b->sequence_nr(); }
+};
+
+// How many edges lead to each function, as LibTorch counts before it starts.
+std::unordered_map<Node*, std::int64_t> count_edges(const std::vector<Node*>& roots) {
+  std::unordered_map<Node*, std::int64_t> edges;
+  std::unordered_set<Node*> seen(roots.begin(), roots.end());
+  std::vector<Node*> open = roots;
+  while (!open.empty()) {
+    Node* const node = open.back();
+    open.pop_back();
+    for (const torch::autograd::Edge& edge : node->next_edges()) {
+      Node* const next = edge.function.get();
+      if (next == nullptr) continue;
+      ++edges[next];
+      if (seen.insert(next).second) open.push_back(next);
+    }
+  }
+  return edges;
+}
+
+// Keeps the last of equal ones.
+std::vector<torch::Tensor> last_of_each(const std::vector<torch::Tensor>& events) {
+  std::unordered_set<const void*> seen;
+  std::vector<torch::Tensor> out;
+  for (auto event = events.rbegin(); event != events.rend(); ++event) {
+    if (seen.insert(event->unsafeGetTensorImpl()).second) out.push_back(*event);
+  }
+  std::reverse(out.begin(), out.end());
+  return out;
+}
+
+}  // namespace
+
+std::vector<torch::Tensor> gradient_order(const std::vector<torch::Tensor>& roots) {
+  std::vector<Node*> starts;
+  for (const torch::Tensor& root : roots) {
+    Node* const start = torch::autograd::impl::gradient_edge(root).function.get();
+    if (start != nullptr && std::find(starts.begin(), starts.end(), start) == starts.end()) starts.push_back(start);
+  }
+  std::unordered_map<Node*, std::int64_t> edges = count_edges(starts);
+  std::priority_queue<Node*, std::vector<Node*>, ByAge> ready;
+  for (Node* start : starts) {
+    if (edges.count(start) == 0) ready.push(start);
+  }
+  std::vector<torch::Tensor> events;
+  while (!ready.empty()) {
+    Node* const node = ready.top();
+    ready.pop();
+    if (const auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node)) {
+      events.push_back(leaf->variable);
+    } else if (const auto* again = dynamic_cast<torch::autograd::CppNode<Recompute>*>(node)) {
+      const RecomputedCall& call = call_of(again->ctx_);
+      events.insert(events.end(), call.order.begin(), call.order.end());
+    }
+    for (const torch::autograd::Edge& edge : node->next_edges()) {
+      if (edge.function && --edges[edge.function.get()] == 0) ready.push(edge.function.get());
+    }
+  }
+  return last_of_each(events);
+}
+
 // ---- the engine's part ---------------------------------------------------------------------------------------------
 
 void Engine::Impl::count_uses(const torch::Tensor& loss) {
@@ -151,6 +219,28 @@ void Engine::Impl::flush_gradients() {
     uses_left[i] = 0;
     if (plan.trainable[i].tensor.mutable_grad().defined()) on_gradient(static_cast<std::int64_t>(i));
   }
+}
+
+// Ranks have to know the order of gradients before backward begins, but the graph of a recomputed block is made in it.
+// So the block's first call is done once more, with a graph that is looked at and dropped.
+std::vector<torch::Tensor> Engine::Impl::order_inside(const torch::nn::Module& block, const RecomputedCall& call,
+                                                      const std::vector<torch::Tensor>& inputs) {
+  const auto known = orders_inside.find(&block);
+  if (known != orders_inside.end()) return known->second;
+  std::vector<torch::Tensor> leaves = inputs, order;
+  for (torch::Tensor& leaf : leaves) {
+    if (leaf.defined()) leaf = leaf.detach().set_requires_grad(leaf.requires_grad());
+  }
+  call.with_same_random_numbers([&] {
+    std::vector<torch::Tensor> roots = call.forward(leaves);
+    std::erase_if(roots, [](const torch::Tensor& root) { return !root.defined() || !root.requires_grad(); });
+    order = gradient_order(roots);
+  });
+  std::erase_if(order, [&](const torch::Tensor& tensor) {
+    return std::none_of(call.parameters.begin(), call.parameters.end(),
+                        [&](const torch::Tensor& parameter) { return parameter.is_same(tensor); });
+  });
+  return orders_inside[&block] = order;
 }
 
 bool Engine::recomputes(const CallOptions& options) const {
@@ -201,6 +291,7 @@ std::vector<torch::Tensor> Engine::call_recomputed(torch::nn::Module& block, Blo
   };
   s.recomputed = true;
   const BlockScope scope(*this, block, rows);
+  if (s.ranks != nullptr) call->order = s.order_inside(block, *call, inputs);
   return recompute_in_backward(std::move(call), inputs);
 }
 
