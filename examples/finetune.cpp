@@ -72,7 +72,7 @@ void add_model_and_data_flags(CLI::App& app, Options& o) {
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   app.add_option("--output", o.output, "folder for the trained model (Hugging Face format; not needed by --dry-run)");
-  app.add_option("--batch-size", o.batch_size, "rows of a micro-batch")
+  app.add_option("--batch-size", o.batch_size, "rows of a micro-batch, which ranks share")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--seq-len", o.seq_len, "tokens of a row; needed for .bin data, else the file's")
@@ -151,16 +151,22 @@ spillway::StepRecord train_step(spillway::CausalLM& model, spillway::Engine& eng
   double loss_sum = 0;
   std::int64_t valid = 0, tokens = 0;
   for (std::int64_t i = 0; i < micro_batches; ++i) {
-    const spillway::Batch batch = loader.next();
-    const torch::Tensor loss = spillway::next_token_loss(model.forward(batch.inputs.to(device), batch.documents),
-                                                         batch.targets.to(device), batch.valid_targets);
+    const spillway::Batch whole = loader.next();
+    const spillway::Batch batch = spillway::rows_of_rank(whole, engine.rank(), engine.rank_count());
+    torch::Tensor loss;  // of a rank without rows: none
+    if (batch.inputs.numel() > 0) {
+      loss = spillway::next_token_loss(model.forward(batch.inputs.to(device), batch.documents),
+                                       batch.targets.to(device), batch.valid_targets);
+      loss_sum += loss.item<double>() * static_cast<double>(batch.valid_targets);
+    }
     engine.backward(loss, {.weight = static_cast<double>(batch.valid_targets), .last = i + 1 == micro_batches});
-    loss_sum += loss.item<double>() * static_cast<double>(batch.valid_targets);
     valid += batch.valid_targets;
-    tokens += batch.inputs.numel();
+    tokens += whole.inputs.numel();
   }
   record.result = engine.step();
-  record.loss = valid > 0 ? loss_sum / static_cast<double>(valid) : std::nan("");
+  const auto weight = static_cast<double>(valid);
+  const double mean = engine.mean_over_ranks(valid > 0 ? loss_sum / weight : 0, weight);
+  record.loss = engine.all_ranks(valid == 0) ? std::nan("") : mean;
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   record.tokens_per_second = static_cast<double>(tokens) / seconds.count();
   return record;
@@ -175,9 +181,9 @@ void print_progress(const spillway::StepRecord& r, std::int64_t steps) {
 }
 
 void print_evaluation(const char* when, spillway::CausalLM& model, const std::optional<spillway::TokenFile>& file,
-                      const Options& o) {
+                      const Options& o, spillway::Engine& engine) {
   if (!file) return;
-  const double loss = spillway::evaluate(model, *file, o.batch_size, o.eval_batches);
+  const double loss = spillway::evaluate(model, *file, o.batch_size, o.eval_batches, engine);
   std::printf("evaluation %s: loss %.4f, perplexity %.2f\n", when, loss, std::exp(loss));
   std::fflush(stdout);
 }
@@ -211,6 +217,7 @@ void print_generation(spillway::CausalLM& model, const spillway::TokenFile& data
 
 /// Before hours of training, not after: whether what is written at the end can be.
 void probe_outputs(const Options& o) {
+  if (o.launch.rank > 0) return;  // the first rank writes
   std::error_code error;
   std::filesystem::create_directories(o.output, error);
   const std::filesystem::path probe = std::filesystem::path(o.output) / ".spillway_probe";
@@ -252,11 +259,13 @@ int run(const Options& o) {
   std::optional<spillway::TokenFile> eval_data;
   if (!o.eval_data.empty()) eval_data.emplace(o.eval_data, data.length());
   std::int64_t steps = 0;
-  const Config config = finetune::make_config(o, data.rows(), steps).config;
+  Config config = finetune::make_config(o, data.rows(), steps).config;
+  const auto ranks = finetune::join_ranks(o, config);
+  const bool first = ranks == nullptr || ranks->rank() == 0;
   // Before weights are read and outputs are made: whether it fits.
   const spillway::Bytes activations = finetune::activations_of(shape, config, o, data.length());
   spillway::check_fits(spillway::plan_run(spillway::planned_parameters(shape, config, finetune::lora_options(o.lora)),
-                                          config, activations),
+                                          config, activations, finetune::place_of(o, ranks.get())),
                        config);
   probe_outputs(o);
 
@@ -266,21 +275,23 @@ int run(const Options& o) {
   spillway::EngineOptions engine_options;
   engine_options.trace_events = o.trace.empty() ? 0 : 1 << 20;
   engine_options.activations = activations;
+  engine_options.communicator = ranks.get();
+  engine_options.log = finetune::rank_log(ranks.get());
   if (from_folder) engine_options.weights = spillway::folder_weights(*model, o.model);
-  model->set_dropout_seed(o.seed);
+  model->set_dropout_seed(o.seed + static_cast<std::uint64_t>(o.launch.rank));  // other masks for other rows
   finetune::add_adapters(*model, o);
   spillway::Engine engine(*model, config, engine_options);
   spillway::DataLoader loader(data, model->config().vocabulary, {o.batch_size, !o.no_shuffle, o.seed});
   finetune::Checkpoints checkpoints(o, engine, loader);
   const std::int64_t done = checkpoints.resume();
-  spillway::MetricsLog log(o.log, done);
+  spillway::MetricsLog log(first ? o.log : "", done);
   std::printf("training %s: %lld rows of %lld tokens, %lld steps of %lld x %lld rows, schedule %s\n",
               std::string(to_string(model->config().family)).c_str(), static_cast<long long>(data.rows()),
               static_cast<long long>(data.length()), static_cast<long long>(steps),
               static_cast<long long>(config.accumulation), static_cast<long long>(o.batch_size),
               config.schedule.c_str());
 
-  if (done == 0) print_evaluation("before training", *model, eval_data, o);
+  if (done == 0) print_evaluation("before training", *model, eval_data, o, engine);
   model->train();
   for (const int number : {SIGINT, SIGTERM}) std::signal(number, end_after_this_step);
   for (std::int64_t step = done + 1; step <= steps; ++step) {
@@ -288,16 +299,19 @@ int run(const Options& o) {
     log.write(record);
     if (o.progress_every > 0 && (step % o.progress_every == 0 || step == 1 || step == steps))
       print_progress(record, steps);
-    checkpoints.save(step, interrupted != 0);
-    if (interrupted != 0 && step < steps) {
+    const bool stop = !engine.all_ranks(interrupted == 0);  // a signal may reach one of them
+    checkpoints.save(step, stop);
+    if (stop && step < steps) {
       std::printf("interrupted after step %lld: go on with --resume\n", static_cast<long long>(step));
       return kInterrupted;
     }
-    if (o.eval_every > 0 && step % o.eval_every == 0 && step != steps) print_evaluation("so far", *model, eval_data, o);
+    if (o.eval_every > 0 && step % o.eval_every == 0 && step != steps)
+      print_evaluation("so far", *model, eval_data, o, engine);
   }
   engine.wait_parameters();
-  print_evaluation("after training", *model, eval_data, o);
-  finetune::save_trained(*model, engine, o);
+  print_evaluation("after training", *model, eval_data, o, engine);
+  finetune::save_trained(*model, engine, o, first);
+  if (!first) return 0;
   print_generation(*model, eval_data ? *eval_data : data, o);
   std::printf("%s", spillway::describe(engine.summary()).c_str());
   if (!o.trace.empty()) engine.write_trace(o.trace);
@@ -314,8 +328,10 @@ int main(int argc, char** argv) {
   add_training_flags(app, options);
   add_offload_flags(app, options);
   finetune::add_lora_flags(app, options.lora);
+  finetune::add_rank_flags(app, options);
   try {
     app.parse(argc, argv);
+    options.launch = spillway::read_launch(spillway::launch_variables());
     finetune::read_offload_file(app, options);
     if (options.print_config) return finetune::print_config(options);
     return run(options);

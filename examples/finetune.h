@@ -3,13 +3,17 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "spillway/comm/communicator.h"
+#include "spillway/comm/launch.h"
 #include "spillway/core/config.h"
 #include "spillway/core/config_file.h"
 #include "spillway/core/units.h"
+#include "spillway/plan/run_plan.h"
 #include "spillway/state/lora_options.h"
 #include "spillway/state/model_config.h"
 #include "spillway/train/data_loader.h"
@@ -43,7 +47,10 @@ struct Options {
   std::string lr_schedule;
   std::vector<double> betas;
   std::optional<double> lr, eps, weight_decay, clip_norm;
-  std::optional<int> threads;
+  std::optional<int> threads, stage;
+  std::optional<std::int64_t> bucket_chunks;
+  int ranks = 0;  // to plan for
+  double rank_timeout = 600;
   std::optional<std::int64_t> grad_accum, warmup_steps;
   std::optional<double> min_lr_ratio;
   std::int64_t batch_size = 8, seq_len = 0, steps = 0;
@@ -58,6 +65,11 @@ struct Options {
   LoraFlags lora;
   spillway::LoadedConfig file;  // of --offload
   std::string batch_size_origin;
+  spillway::Launch launch;  // who started this process
+
+  int rank_count() const { return ranks > 0 ? ranks : launch.size; }
+  /// The most rows of a micro-batch that one rank computes.
+  std::int64_t rank_rows() const { return (batch_size + rank_count() - 1) / rank_count(); }
 };
 
 /// Reads the file of --offload, if any: its size of a micro-batch stands where no flag gives one.
@@ -75,7 +87,17 @@ std::optional<spillway::LoraOptions> lora_options(const LoraFlags& flags);
 /// Adds what the flags ask for: new adapters, or saved ones.
 void add_adapters(spillway::CausalLM& model, const Options& options);
 /// Saves the adapters, or the whole model where there are none or they are merged.
-void save_trained(const spillway::CausalLM& model, spillway::Engine& engine, const Options& options);
+/// On all ranks; the first writes.
+void save_trained(const spillway::CausalLM& model, spillway::Engine& engine, const Options& options, bool write);
+
+void add_rank_flags(CLI::App& app, Options& options);
+/// The ranks that a launcher started this process with, or null where there is one. Puts `config` right for this one
+/// (its GPU). Standard output of all but the first goes nowhere. Throws: InvalidArgument, RankError.
+std::unique_ptr<spillway::Communicator> join_ranks(const Options& options, spillway::Config& config);
+/// Messages of the engine: those of the first rank, and every rank's errors.
+spillway::LogHandler rank_log(const spillway::Communicator* ranks);
+/// Who is planned for: these ranks, or the --ranks of a dry run.
+spillway::RankPlace place_of(const Options& options, const spillway::Communicator* ranks);
 
 /// What a run holds on the device beside its states, known from the model's shape alone: training, and evaluation and
 /// generation where asked for. `length`: tokens of a row.

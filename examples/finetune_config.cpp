@@ -117,6 +117,8 @@ void apply_memory(const Options& o, spillway::Config& config, Overlay& overlay) 
     overlay.note("low_memory_accumulation", "--low-memory-accumulation");
   }
   overlay.set(config.threads, o.threads, "threads", "--threads");
+  overlay.set(config.stage, o.stage, "stage", "--stage");
+  overlay.set(config.bucket_chunks, o.bucket_chunks, "bucket_chunks", "--bucket-chunks");
 }
 
 }  // namespace
@@ -125,7 +127,7 @@ void read_offload_file(const CLI::App& app, Options& o) {
   const bool given = app.count("--batch-size") > 0;
   o.batch_size_origin = given ? "--batch-size" : "default";
   if (o.offload.empty()) return;
-  o.file = spillway::load_config(o.offload);
+  o.file = spillway::load_config(o.offload, o.rank_count());
   for (const std::string& warning : o.file.warnings) spillway::log({}, spillway::LogLevel::warning, warning);
   if (given || !o.file.micro_batch) return;
   o.batch_size = *o.file.micro_batch;

@@ -52,16 +52,18 @@ void add_adapters(spillway::CausalLM& model, const Options& o) {
   }
 }
 
-void save_trained(const spillway::CausalLM& model, spillway::Engine& engine, const Options& o) {
+void save_trained(const spillway::CausalLM& model, spillway::Engine& engine, const Options& o, bool write) {
   const spillway::HostScope host;  // what is merged on the way is not the device's affair
   const auto weights = [&](const std::string& name) { return engine.weight(name); };
   const bool adapters = o.lora.any() && !o.lora.merge;
   if (adapters) {
-    spillway::save_lora(model, o.output, {.base_model = o.model, .dtype = spillway::DType::f32, .weights = weights});
+    spillway::save_lora(model, o.output,
+                        {.base_model = o.model, .dtype = spillway::DType::f32, .weights = weights, .write = write});
   } else {
     const spillway::DType dtype = engine.config().precision;
     spillway::save_causal_lm(
-        model, o.output, {.source_folder = o.model, .dtype = dtype, .weights = weights, .merge_lora = o.lora.merge});
+        model, o.output,
+        {.source_folder = o.model, .dtype = dtype, .weights = weights, .merge_lora = o.lora.merge, .write = write});
   }
   std::printf("saved%s to %s\n", adapters ? " the adapters" : "", o.output.c_str());
 }

@@ -18,7 +18,7 @@ spillway::Bytes activations_of(const spillway::ModelConfig& shape, const Config&
   const auto model = spillway::meta_causal_lm(shape, config.precision);
   if (const auto options = lora_options(o.lora)) spillway::add_lora(*model, *options, o.seed);
   const auto batch_of = [&](const std::string& file) {
-    return spillway::BatchShape{o.batch_size, length,
+    return spillway::BatchShape{o.rank_rows(), length,
                                 !file.empty() && spillway::TokenFile(file, length).has_documents()};
   };
   spillway::Bytes most = spillway::profile_activations(*model, config, batch_of(o.data));
@@ -32,18 +32,21 @@ spillway::Bytes activations_of(const spillway::ModelConfig& shape, const Config&
 
 int print_dry_run(const spillway::ModelConfig& shape, const Config& config, const Options& o, std::int64_t length) {
   const auto parameters = spillway::planned_parameters(shape, config, lora_options(o.lora));
-  const spillway::RunPlan plan = spillway::plan_run(parameters, config, activations_of(shape, config, o, length));
+  const spillway::RankPlace place = place_of(o, nullptr);
+  const spillway::RunPlan plan =
+      spillway::plan_run(parameters, config, activations_of(shape, config, o, length), place);
   std::printf("%s, %s, %lld x %lld tokens a micro-batch, schedule %s, %zu chunks of %lld elements\n",
               std::string(to_string(shape.family)).c_str(), std::string(to_string(config.precision)).c_str(),
               static_cast<long long>(o.batch_size), static_cast<long long>(length), config.schedule.c_str(),
               plan.layout->chunks().size(), static_cast<long long>(plan.layout->chunk_elements()));
+  if (place.ranks > 1) std::printf("rank 0 of %d, which share states at stage %d\n", place.ranks, config.stage);
   std::printf("%s\nother plans                      device     pinned\n", spillway::describe(plan.memory).c_str());
   for (const spillway::ScheduleEntry& entry : spillway::schedules()) {
     for (bool recompute : {false, true}) {
       Config other = config;
       other.schedule = entry.name;
       other.recompute = recompute;
-      const auto memory = spillway::plan_run(parameters, other, activations_of(shape, other, o, length)).memory;
+      const auto memory = spillway::plan_run(parameters, other, activations_of(shape, other, o, length), place).memory;
       std::printf("  %-13s %-13s %9s  %9s\n", other.schedule.c_str(), recompute ? "recompute" : "",
                   spillway::to_string(memory[spillway::Tier::device].total()).c_str(),
                   spillway::to_string(memory[spillway::Tier::pinned].total()).c_str());

@@ -106,7 +106,7 @@ std::string read_config_file(const std::filesystem::path& file) {
   return text.str();
 }
 
-LoadedConfig parse_config(const std::string& text, const std::string& source) {
+LoadedConfig parse_config(const std::string& text, const std::string& source, int ranks) {
   json document;
   try {
     document = parse_strict_object(relaxed_json(text));
@@ -114,7 +114,7 @@ LoadedConfig parse_config(const std::string& text, const std::string& source) {
     throw InvalidArgument(fmt::format("{}: {}", source, fault.what()));
   }
   const bool foreign = is_deepspeed(document, source);
-  LoadedConfig loaded = foreign ? read_deepspeed_config(document, source) : read_own(document, source);
+  LoadedConfig loaded = foreign ? read_deepspeed_config(document, source, ranks) : read_own(document, source);
   if (foreign) {
     validate(loaded.config, source);
   } else {
@@ -123,8 +123,8 @@ LoadedConfig parse_config(const std::string& text, const std::string& source) {
   return loaded;
 }
 
-LoadedConfig load_config(const std::filesystem::path& file) {
-  return parse_config(read_config_file(file), file.string());
+LoadedConfig load_config(const std::filesystem::path& file, int ranks) {
+  return parse_config(read_config_file(file), file.string(), ranks);
 }
 
 }  // namespace spillway

@@ -331,25 +331,27 @@ void read_scheduler(const Part& top, Config& config) {
 // ---- the rest
 // --------------------------------------------------------------------------------------------------------
 
-void read_batch_sizes(const Part& top, LoadedConfig& loaded) {
+void read_batch_sizes(const Part& top, int ranks, LoadedConfig& loaded) {
   const auto batch = top.integer("train_batch_size", 1, kManyRows);
   auto micro = top.integer("train_micro_batch_size_per_gpu", 1, kManyRows);
   auto count = top.integer("gradient_accumulation_steps", 1, kManyRows);
   const auto mismatch = [&](const std::string& found) {
     return fmt::format(
-        "{}: train_batch_size {} is not train_micro_batch_size_per_gpu {} x gradient_accumulation_steps {} x 1 rank{}",
+        "{}: train_batch_size {} is not train_micro_batch_size_per_gpu {} x gradient_accumulation_steps {} x {} "
+        "rank{}{}",
         top.file().source, *batch, micro ? std::to_string(*micro) : "(not given)",
-        count ? std::to_string(*count) : "(not given)", found);
+        count ? std::to_string(*count) : "(not given)", ranks, ranks == 1 ? "" : "s", found);
   };
-  if (batch && micro && count) require(*batch == *micro * *count, mismatch(fmt::format(" = {}", *micro * *count)));
+  if (batch && micro && count)
+    require(*batch == *micro * *count * ranks, mismatch(fmt::format(" = {}", *micro * *count * ranks)));
   const char* micro_key = micro ? "train_micro_batch_size_per_gpu" : "train_batch_size";
   const char* count_key = count ? "gradient_accumulation_steps" : "train_batch_size";
   if (batch && micro && !count) {
-    require(*batch % *micro == 0, mismatch("; it must divide"));
-    count = *batch / *micro;
+    require(*batch % (*micro * ranks) == 0, mismatch("; it must divide"));
+    count = *batch / (*micro * ranks);
   } else if (batch && !micro) {
-    require(*batch % count.value_or(1) == 0, mismatch("; it must divide"));
-    micro = *batch / count.value_or(1);
+    require(*batch % (count.value_or(1) * ranks) == 0, mismatch("; it must divide"));
+    micro = *batch / (count.value_or(1) * ranks);
     count = count.value_or(1);
   } else if (micro && !count && !top.is_auto("gradient_accumulation_steps")) {
     count = 1;
@@ -357,7 +359,7 @@ void read_batch_sizes(const Part& top, LoadedConfig& loaded) {
   }
   if (micro) top.give("micro_batch", micro_key);
   if (count) top.give("accumulation", count_key);
-  loaded.micro_batch = micro;
+  if (micro) loaded.micro_batch = *micro * ranks;
   loaded.config.accumulation = count.value_or(0);
 }
 
@@ -373,7 +375,7 @@ void read_clipping(const Part& top, LoadedConfig& loaded) {
 
 }  // namespace
 
-LoadedConfig read_deepspeed_config(const json& document, const std::string& source) {
+LoadedConfig read_deepspeed_config(const json& document, const std::string& source, int ranks) {
   DeepSpeedFile file{source, {}, {}};
   const json plain = with_present_names(without_dots(document, source), source);
   const Part top(plain, "", file);
@@ -381,7 +383,7 @@ LoadedConfig read_deepspeed_config(const json& document, const std::string& sour
   require(
       top.integer("sequence_parallel_size", 1, kManyRows).value_or(1) == 1,
       fmt::format("{}: one process trains on one device; use 1 or take it out", top.where("sequence_parallel_size")));
-  read_batch_sizes(top, file.loaded);
+  read_batch_sizes(top, ranks, file.loaded);
   read_precision(top, config);
   read_zero(top, config);
   read_optimizer(top, config);

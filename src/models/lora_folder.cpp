@@ -145,6 +145,9 @@ class AdapterReader {
 void save_lora(const CausalLM& model, const fs::path& folder, const LoraSaveOptions& options) {
   require(model.lora().has_value(),
           "The model has no LoRA adapters to save: add_lora gives it some; save_causal_lm saves the model itself.");
+  const ParameterValues values(model, options.weights);
+  const DType own = from_scalar_type(model.parameters().front().scalar_type());
+  if (!options.write) return ask_for(adapter_sources(values, options.dtype, own));
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) throw FileError(fmt::format("{}: cannot make this folder: {}", folder.string(), error.message()));
@@ -152,8 +155,6 @@ void save_lora(const CausalLM& model, const fs::path& folder, const LoraSaveOpti
   AtomicFile config(folder / kConfigFile);
   config.write(std::as_bytes(std::span(text)));
   config.finish();
-  const ParameterValues values(model, options.weights);
-  const DType own = from_scalar_type(model.parameters().front().scalar_type());
   write_safetensors(folder / kWeightsFile, adapter_sources(values, options.dtype, own));
   config.publish();
 }

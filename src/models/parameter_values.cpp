@@ -41,6 +41,16 @@ torch::Tensor ParameterValues::read(const std::string& name) const {
   return values.detach();
 }
 
+void ask_for(const std::vector<TensorSource>& sources) {
+  std::vector<std::byte> bytes;
+  for (const TensorSource& source : sources) {
+    std::int64_t size = size_of(source.dtype);
+    for (const std::int64_t length : source.shape) size *= length;
+    bytes.resize(static_cast<std::size_t>(size));
+    source.fill(bytes);
+  }
+}
+
 TensorSource tensor_source(std::string name, std::vector<std::int64_t> shape, DType dtype,
                            std::function<torch::Tensor()> read) {
   return {.name = std::move(name),

@@ -40,4 +40,7 @@ class ParameterValues {
 TensorSource tensor_source(std::string name, std::vector<std::int64_t> shape, DType dtype,
                            std::function<torch::Tensor()> read);
 
+/// Makes each tensor and drops it: what writing them would ask for.
+void ask_for(const std::vector<TensorSource>& sources);
+
 }  // namespace spillway

@@ -95,6 +95,7 @@ void save_causal_lm(const CausalLM& model, const fs::path& folder, const SaveOpt
           "the plain model that computes the same.");
   const std::string config = config_text(model, options.source_folder, dtype);
   const ParameterValues values(model, options.weights);
+  if (!options.write) return ask_for(tensor_sources(model, dtype, values));
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) throw FileError(fmt::format("{}: cannot make this folder: {}", folder.string(), error.message()));

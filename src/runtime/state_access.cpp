@@ -54,8 +54,8 @@ void Runtime::load_masters(std::int64_t parameter) {
   std::vector<std::byte> rounded;
   std::vector<float> values;
   for (const Segment& segment : layout_.kept_segments_of_parameter(parameter)) {
-    if (master_is_working(segment.chunk)) continue;
     const View working = store_->working(segment.chunk), master = store_->master(segment.chunk);
+    if (master_is_working(segment.chunk) || working.data == nullptr) continue;  // null: a virtual machine's
     const std::int64_t at = kept_begin(segment.chunk) + segment.chunk_offset;
     rounded.resize(static_cast<std::size_t>(segment.count * size));
     values.resize(static_cast<std::size_t>(segment.count));

@@ -2,8 +2,8 @@
 #include <memory>
 #include <vector>
 
+#include "runtime/shared_gradients.h"
 #include "schedule/makers.h"
-#include "schedule/shared_gradients.h"
 
 namespace spillway {
 namespace {

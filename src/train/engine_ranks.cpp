@@ -133,6 +133,14 @@ void Engine::Impl::check_same_weights(const std::vector<std::uint64_t>& checksum
   }
 }
 
+int Engine::rank() const {
+  return impl_->ranks == nullptr ? 0 : impl_->ranks->rank();
+}
+
+int Engine::rank_count() const {
+  return impl_->ranks == nullptr ? 1 : impl_->ranks->size();
+}
+
 double Engine::mean_over_ranks(double value, double weight) {
   if (impl_->ranks == nullptr) return weight == 0 ? 0 : value;
   struct Mine {

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <system_error>
+#include <utility>
 
 #include "spillway/core/error.h"
 #include "spillway/plan/run_plan.h"
@@ -69,7 +70,11 @@ void MetricsLog::write(const StepRecord& record) {
   if (!stream_) throw FileError(fmt::format("cannot write the log {}: is the disk full?", file_.string()));
 }
 
-double evaluate(CausalLM& model, const TokenFile& file, std::int64_t batch_size, std::int64_t most_batches) {
+namespace {
+
+// The sum of losses and the number of targets of a rank's rows.
+std::pair<double, std::int64_t> sum_losses(CausalLM& model, const TokenFile& file, std::int64_t batch_size,
+                                           std::int64_t most_batches, int rank, int ranks) {
   const torch::NoGradGuard no_grad;
   const bool was_training = model.is_training();
   model.eval();
@@ -78,13 +83,29 @@ double evaluate(CausalLM& model, const TokenFile& file, std::int64_t batch_size,
   std::int64_t valid = 0, batches = 0;
   for (std::int64_t row = 0; row < file.rows() && (most_batches == 0 || batches < most_batches);
        row += batch_size, ++batches) {
-    const Batch batch = rows_from(file, model.config().vocabulary, row, batch_size);
+    const Batch batch = rows_of_rank(rows_from(file, model.config().vocabulary, row, batch_size), rank, ranks);
+    if (batch.valid_targets == 0) continue;
     sum += next_token_loss_sum(model.forward(batch.inputs.to(device), batch.documents), batch.targets.to(device))
                .item<double>();
     valid += batch.valid_targets;
   }
   model.train(was_training);
+  return {sum, valid};
+}
+
+}  // namespace
+
+double evaluate(CausalLM& model, const TokenFile& file, std::int64_t batch_size, std::int64_t most_batches) {
+  const auto [sum, valid] = sum_losses(model, file, batch_size, most_batches, 0, 1);
   return valid > 0 ? sum / static_cast<double>(valid) : std::nan("");
+}
+
+double evaluate(CausalLM& model, const TokenFile& file, std::int64_t batch_size, std::int64_t most_batches,
+                Engine& engine) {
+  const auto [sum, valid] = sum_losses(model, file, batch_size, most_batches, engine.rank(), engine.rank_count());
+  const auto weight = static_cast<double>(valid);
+  const double mean = engine.mean_over_ranks(valid > 0 ? sum / weight : 0, weight);
+  return engine.all_ranks(valid == 0) ? std::nan("") : mean;
 }
 
 std::string describe(const EngineSummary& summary) {

@@ -91,6 +91,20 @@ TEST(Ranks, SixteenBitTypesBucketsAndFrozenParametersToo) {
   }
 }
 
+TEST(Ranks, RecomputedBlocksGiveTheSameBitsThroughOneSlot) {
+  for (bool tied : {true, false}) {
+    const MakeModel make = [tied] { return tiny_llama(tied); };
+    const RunOptions options{.steps = 4, .micro_batches = 2};
+    Config base = tiny_config("resident", 0.5, 1 << 20, 1);
+    base.stage = 0;
+    const FinalState expected = train_ranks(2, make, base, options).front();
+    Config config = tiny_config("zero_offload", 0.5, 1024, 1);
+    config.recompute = true;
+    config.staging_slots = 1;
+    for (const FinalState& state : train_ranks(2, make, config, options)) expect_same_states(expected, state);
+  }
+}
+
 TEST(Ranks, OneRankIsTheRunWithoutRanks) {
   const Config config = tiny_config("zero_offload", 0.5, 4096, 1);
   const FinalState expected = test::train(tiny_llama(false), config, {.steps = 4});

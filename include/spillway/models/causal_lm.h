@@ -149,6 +149,8 @@ struct SaveOptions {
   /// A model with adapters is written as the plain model that computes the same: each adapted weight W becomes
   /// W + scaling B A, computed in fp32 and rounded once. The model stays as it is.
   bool merge_lora = false;
+  /// False: nothing is written, but `weights` is asked as when it is: for the ranks that take part in what one writes.
+  bool write = true;
 };
 
 /// Writes a folder that load_causal_lm and transformers read. A tied head is stored once, as the embedding.

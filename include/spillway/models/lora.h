@@ -37,6 +37,7 @@ struct LoraSaveOptions {
   std::string base_model{};      // the folder or name that PEFT loads the base from; empty: to be given to PEFT
   std::optional<DType> dtype{};  // of the file; empty: the adapters'
   std::function<torch::Tensor(const std::string& name)> weights{};  // as SaveOptions::weights, for the adapters
+  bool write = true;                                                // as SaveOptions::write
 };
 
 /// Writes the adapters as a PEFT folder: adapter_config.json and adapter_model.safetensors. Each file is complete on

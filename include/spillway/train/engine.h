@@ -280,6 +280,8 @@ class Engine {
   /// StateError inside a step. What `progress` throws, or a device that fails, ends the engine.
   std::string load(const std::filesystem::path& checkpoint, const CheckpointLoadOptions& options = {});
 
+  int rank() const;
+  int rank_count() const;
   /// The mean of the ranks' values, each of a weight, on every rank: for the loss in a log. Zero where all weights are.
   /// On all ranks.
   double mean_over_ranks(double value, double weight);

@@ -40,6 +40,9 @@ class MetricsLog {
 /// The mean loss over the targets of the first `most_batches` micro-batches of `file` in its order (all, when 0: every
 /// row once, whatever the batch size), without gradients and in evaluation mode; NaN where these have no target.
 double evaluate(CausalLM& model, const TokenFile& file, std::int64_t batch_size, std::int64_t most_batches);
+/// The same on all ranks of an engine, each with its rows of every micro-batch.
+double evaluate(CausalLM& model, const TokenFile& file, std::int64_t batch_size, std::int64_t most_batches,
+                Engine& engine);
 
 /// "device  38.1 MiB parameters, ..." and "h2d  3.21 s busy, 1.2 GiB": bytes by tier and time by lane.
 std::string describe(const EngineSummary& summary);

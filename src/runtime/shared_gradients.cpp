@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "schedule/shared_gradients.h"
+#include "runtime/shared_gradients.h"
 
 #include <fmt/format.h>
 
