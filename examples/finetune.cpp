@@ -260,12 +260,12 @@ int run(const Options& o) {
   if (!o.eval_data.empty()) eval_data.emplace(o.eval_data, data.length());
   std::int64_t steps = 0;
   Config config = finetune::make_config(o, data.rows(), steps).config;
-  const auto ranks = finetune::join_ranks(o, config);
-  const bool first = ranks == nullptr || ranks->rank() == 0;
+  const finetune::Ranks joined = finetune::join_ranks(o, config);
+  spillway::Communicator* const ranks = joined.communicator.get();
   // Before weights are read and outputs are made: whether it fits.
   const spillway::Bytes activations = finetune::activations_of(shape, config, o, data.length());
   spillway::check_fits(spillway::plan_run(spillway::planned_parameters(shape, config, finetune::lora_options(o.lora)),
-                                          config, activations, finetune::place_of(o, ranks.get())),
+                                          config, activations, finetune::place_of(o, ranks)),
                        config);
   probe_outputs(o);
 
@@ -275,8 +275,8 @@ int run(const Options& o) {
   spillway::EngineOptions engine_options;
   engine_options.trace_events = o.trace.empty() ? 0 : 1 << 20;
   engine_options.activations = activations;
-  engine_options.communicator = ranks.get();
-  engine_options.log = finetune::rank_log(ranks.get());
+  engine_options.communicator = ranks;
+  engine_options.log = finetune::rank_log(ranks);
   if (from_folder) engine_options.weights = spillway::folder_weights(*model, o.model);
   model->set_dropout_seed(o.seed + static_cast<std::uint64_t>(o.launch.rank));  // other masks for other rows
   finetune::add_adapters(*model, o);
@@ -284,7 +284,7 @@ int run(const Options& o) {
   spillway::DataLoader loader(data, model->config().vocabulary, {o.batch_size, !o.no_shuffle, o.seed});
   finetune::Checkpoints checkpoints(o, engine, loader);
   const std::int64_t done = checkpoints.resume();
-  spillway::MetricsLog log(first ? o.log : "", done);
+  spillway::MetricsLog log(o.launch.rank == 0 ? o.log : "", done);
   std::printf("training %s: %lld rows of %lld tokens, %lld steps of %lld x %lld rows, schedule %s\n",
               std::string(to_string(model->config().family)).c_str(), static_cast<long long>(data.rows()),
               static_cast<long long>(data.length()), static_cast<long long>(steps),
@@ -310,8 +310,8 @@ int run(const Options& o) {
   }
   engine.wait_parameters();
   print_evaluation("after training", *model, eval_data, o, engine);
-  finetune::save_trained(*model, engine, o, first);
-  if (!first) return 0;
+  finetune::save_trained(*model, engine, o, o.launch.rank == 0);
+  if (o.launch.rank > 0) return 0;
   print_generation(*model, eval_data ? *eval_data : data, o);
   std::printf("%s", spillway::describe(engine.summary()).c_str());
   if (!o.trace.empty()) engine.write_trace(o.trace);

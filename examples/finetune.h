@@ -10,6 +10,7 @@
 
 #include "spillway/comm/communicator.h"
 #include "spillway/comm/launch.h"
+#include "spillway/comm/store.h"
 #include "spillway/core/config.h"
 #include "spillway/core/config_file.h"
 #include "spillway/core/units.h"
@@ -50,6 +51,7 @@ struct Options {
   std::optional<int> threads, stage;
   std::optional<std::int64_t> bucket_chunks;
   int ranks = 0;  // to plan for
+  bool transport_sums = false;
   double rank_timeout = 600;
   std::optional<std::int64_t> grad_accum, warmup_steps;
   std::optional<double> min_lr_ratio;
@@ -91,9 +93,14 @@ void add_adapters(spillway::CausalLM& model, const Options& options);
 void save_trained(const spillway::CausalLM& model, spillway::Engine& engine, const Options& options, bool write);
 
 void add_rank_flags(CLI::App& app, Options& options);
-/// The ranks that a launcher started this process with, or null where there is one. Puts `config` right for this one
-/// (its GPU). Standard output of all but the first goes nowhere. Throws: InvalidArgument, RankError.
-std::unique_ptr<spillway::Communicator> join_ranks(const Options& options, spillway::Config& config);
+/// The ranks that a launcher started this process with; nothing where there is one.
+struct Ranks {
+  std::unique_ptr<spillway::Store> store;  // what GPUs meet through: outlives the communicator
+  std::unique_ptr<spillway::Communicator> communicator;
+};
+/// Puts `config` right for this rank (its GPU). Standard output of all but the first goes nowhere. Throws:
+/// InvalidArgument, RankError.
+Ranks join_ranks(const Options& options, spillway::Config& config);
 /// Messages of the engine: those of the first rank, and every rank's errors.
 spillway::LogHandler rank_log(const spillway::Communicator* ranks);
 /// Who is planned for: these ranks, or the --ranks of a dry run.

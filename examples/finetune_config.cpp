@@ -118,6 +118,10 @@ void apply_memory(const Options& o, spillway::Config& config, Overlay& overlay) 
   }
   overlay.set(config.threads, o.threads, "threads", "--threads");
   overlay.set(config.stage, o.stage, "stage", "--stage");
+  if (o.transport_sums) {
+    config.transport_sums = true;
+    overlay.note("transport_sums", "--transport-sums");
+  }
   overlay.set(config.bucket_chunks, o.bucket_chunks, "bucket_chunks", "--bucket-chunks");
 }
 

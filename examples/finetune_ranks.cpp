@@ -5,7 +5,9 @@
 #include <cstdio>
 
 #include "finetune.h"
-#include "spillway/core/error.h"
+#include "spillway/comm/transports.h"
+#include "spillway/device/gpu.h"
+#include "spillway/train/tcp_store.h"
 
 namespace finetune {
 
@@ -15,6 +17,8 @@ void add_rank_flags(CLI::App& app, Options& o) {
       ->check(CLI::Range(0, 2));
   app.add_option("--bucket-chunks", o.bucket_chunks, "chunks of one call between ranks [1]")
       ->check(CLI::PositiveNumber);
+  app.add_flag("--transport-sums", o.transport_sums,
+               "sum ranks' gradients as NCCL or MPI does, not in rank order in fp32: other bits");
   app.add_option("--rank-timeout", o.rank_timeout, "seconds that a rank waits for the others before it gives up")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
@@ -23,17 +27,29 @@ void add_rank_flags(CLI::App& app, Options& o) {
       ->needs("--dry-run");
 }
 
-std::unique_ptr<spillway::Communicator> join_ranks(const Options& o, spillway::Config& config) {
+namespace {
+
+// Launchers may show each rank its own GPU alone, or all of them.
+int ordinal_of(int local_rank) {
+  return spillway::why_no_gpu(local_rank).empty() ? local_rank : 0;
+}
+
+}  // namespace
+
+Ranks join_ranks(const Options& o, spillway::Config& config) {
   const spillway::Launch& launch = o.launch;
-  if (launch.size == 1) return nullptr;
+  Ranks ranks;
+  if (launch.size == 1) return ranks;
   spillway::CommOptions options;
   options.timeout = spillway::Seconds{o.rank_timeout};
   if (config.device.kind == spillway::DeviceConfig::Kind::cuda) {
-    if (o.device == "cuda" || o.device.empty()) config.device.ordinal = launch.local_rank;
-    throw spillway::InvalidArgument("several ranks on GPUs");
+    if (o.device == "cuda" || o.device.empty()) config.device.ordinal = ordinal_of(launch.local_rank);
+    ranks.store = spillway::make_tcp_store(launch, options.timeout);
+    ranks.communicator = spillway::make_nccl_communicator(launch, *ranks.store, config.device.ordinal, options);
+  } else {
+    ranks.communicator = spillway::make_host_communicator(launch, options);
   }
-  auto ranks = spillway::make_host_communicator(launch, options);
-  if (ranks->rank() > 0 && std::freopen("/dev/null", "w", stdout) == nullptr) std::fclose(stdout);
+  if (launch.rank > 0 && std::freopen("/dev/null", "w", stdout) == nullptr) std::fclose(stdout);
   return ranks;
 }
 

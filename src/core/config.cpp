@@ -285,6 +285,7 @@ Config read_own_config(const json& document, const std::string& source) {
                   "are cut) or 2 (gradients too)",
                   section.path("stage"), stage));
   config.stage = static_cast<int>(stage);
+  section.read("transport_sums", config.transport_sums);
   section.read("bucket_chunks", config.bucket_chunks);
   std::int64_t threads = 0;
   section.read("threads", threads);
@@ -300,11 +301,11 @@ Config read_own_config(const json& document, const std::string& source) {
 
 const std::vector<std::string>& own_top_keys() {
   static const std::vector<std::string> keys = {
-      "schedule",      "precision",       "device",        "optimizer",
-      "groups",        "lr_schedule",     "loss_scale",    "low_memory_accumulation",
-      "recompute",     "clip_norm",       "accumulation",  "chunk_elements",
-      "staging_slots", "stage",           "bucket_chunks", "threads",
-      "cores",         "instruction_set", "host_memory"};
+      "schedule",      "precision",   "device",        "optimizer",
+      "groups",        "lr_schedule", "loss_scale",    "low_memory_accumulation",
+      "recompute",     "clip_norm",   "accumulation",  "chunk_elements",
+      "staging_slots", "stage",       "bucket_chunks", "transport_sums",
+      "threads",       "host_memory", "cores",         "instruction_set"};
   return keys;
 }
 

@@ -86,6 +86,7 @@ Json document(const Config& config) {
   out["chunk_elements"] = config.chunk_elements;
   out["staging_slots"] = config.staging_slots;
   out["stage"] = config.stage;
+  out["transport_sums"] = config.transport_sums;
   out["bucket_chunks"] = config.bucket_chunks;
   out["threads"] = config.threads;
   out["cores"] = config.cores;

@@ -35,7 +35,9 @@ class OpRunner {
       }
       if (context_.delay) context_.delay(lane_, op);
     } catch (...) {
-      promise.fail(std::current_exception());
+      const std::exception_ptr error = std::current_exception();
+      promise.fail(error);
+      if (context_.failed) context_.failed(error);
       return;
     }
     promise.issue(std::move(event));

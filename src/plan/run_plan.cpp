@@ -40,6 +40,7 @@ StateSpec make_spec(const Layout& layout, std::int64_t frozen_elements, const Sc
   if (layout.partition().shared()) {
     spec.device_slots = spec.reduce_slots = slots;
     spec.bucket_chunks = config.bucket_chunks;
+    spec.transport_sums = config.transport_sums;
     spec.bucket_chunks = std::min(spec.bucket_chunks, std::max<std::int64_t>(1, slots));
   }
   spec.frozen_elements = frozen_elements;

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "runtime/device_work.h"
+#include "runtime/network_context.h"
 #include "spillway/core/error.h"
 #include "spillway/runtime/cores.h"
 #include "spillway/runtime/machine.h"
@@ -40,7 +41,9 @@ class EmulatedMachine final : public Machine {
         device_team_(options.threads),
         communicator_(options.communicator),
         compute_(make_inline_compute_lane(options.device.compute_rate, context(options))),
-        network_(options.communicator == nullptr ? nullptr : make_thread_lane("network", {}, context(options))),
+        network_(options.communicator == nullptr
+                     ? nullptr
+                     : make_thread_lane("network", {}, network_context(context(options), *options.communicator))),
         download_(
             make_thread_lane("d2h", {options.device.download_bandwidth, options.device.latency}, context(options))),
         cpu_(make_thread_lane("cpu", {}, context(options))),

@@ -3,6 +3,7 @@
 // What ranks do together: sum gradients in rank order, bring updated parameters together, agree on what is to be done.
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <utility>
 #include <vector>
 
@@ -50,17 +51,22 @@ std::vector<Shard> common(const std::vector<Shard>& runs, const Shard& shard) {
 
 class ReduceBody {
  public:
-  ReduceBody(Machine& machine, const Layout& layout, DType working, std::vector<ReduceItem> items)
+  ReduceBody(Machine& machine, const Layout& layout, const StateSpec& spec, std::vector<ReduceItem> items)
       : machine_(machine),
         layout_(layout),
-        working_(working),
-        size_(size_of(working)),
+        working_(spec.working),
+        transport_sums_(spec.transport_sums),
+        size_(size_of(working_)),
         apart_(layout.most_owned_elements() * size_),
         items_(std::move(items)) {}
 
   void operator()(StreamRef stream) const {
-    send_to_owners(stream);
-    for (const ReduceItem& item : items_) add_in_rank_order(item, stream);
+    if (transport_sums_) {
+      sum_in_transport(stream);
+    } else {
+      send_to_owners(stream);
+      for (const ReduceItem& item : items_) add_in_rank_order(item, stream);
+    }
     if (layout_.partition().stage == 0) give_sums(stream);
   }
 
@@ -119,6 +125,39 @@ class ReduceBody {
     }
   }
 
+  // The same owners get the transport's sums, in the working type, where other ranks' pieces would stand.
+  void sum_in_transport(StreamRef stream) const {
+    std::deque<std::vector<std::int64_t>> counts;
+    std::vector<ScatterChunk> chunks;
+    for (const ReduceItem& item : items_) {
+      const std::int64_t own = layout_.shard(item.chunk, me()).begin;
+      for (const Shard& run : item.runs) {
+        std::vector<std::int64_t>& of_run = counts.emplace_back();
+        std::byte* target = item.pieces;  // a rank without a part of the run gets nothing there
+        for (int rank = 0; rank < ranks(); ++rank) {
+          const std::vector<Shard> part = common({run}, layout_.shard(item.chunk, rank));
+          of_run.push_back(part.empty() ? 0 : part.front().count);
+          if (rank == me() && !part.empty()) target += (part.front().begin - own) * size_;
+        }
+        chunks.push_back({item.staged + run.begin * size_, target, of_run});
+      }
+    }
+    machine_.communicator()->reduce_scatter({"sum gradients", items_.front().chunk}, chunks, working_, stream);
+    const DeviceWork& work = machine_.device_work();
+    for (const ReduceItem& item : items_) {
+      const Shard own = layout_.shard(item.chunk, me());
+      for (const Shard& run : common(item.runs, own)) {
+        std::byte* const sum = item.sum + (run.begin - own.begin) * 4;
+        const std::byte* const from = item.pieces + (run.begin - own.begin) * size_;
+        if (working_ == DType::f32) {
+          work.copy(stream, sum, from, {run.count * size_});
+        } else {
+          work.widen(stream, reinterpret_cast<float*>(sum), from, element_of(working_), run.count);
+        }
+      }
+    }
+  }
+
   // Every owner's sums to everyone.
   void give_sums(StreamRef stream) const {
     std::vector<Send> sends;
@@ -138,6 +177,7 @@ class ReduceBody {
   Machine& machine_;
   const Layout& layout_;
   const DType working_;
+  const bool transport_sums_;
   const std::int64_t size_, apart_;
   const std::vector<ReduceItem> items_;
 };
@@ -181,7 +221,7 @@ Ticket Runtime::reduce(std::span<const Reduction> chunks) {
     after.push_back(chunk.ready);
     after.push_back(chunk.sum->free);
   }
-  ReduceBody body(machine_, layout_, spec_.working, std::move(items));
+  ReduceBody body(machine_, layout_, spec_, std::move(items));
   const auto bytes = static_cast<double>(body.wire_bytes());
   const Ticket done = machine_.network().submit(
       {"reduce gradients", chunks.front().chunk, OpKind::copy, bytes, std::move(after), std::move(body)});

@@ -6,6 +6,7 @@
 #include <array>
 #include <utility>
 
+#include "runtime/network_context.h"
 #include "spillway/core/error.h"
 
 namespace spillway {
@@ -30,7 +31,8 @@ class StreamMachine final : public Machine {
         communicator_(options.communicator),
         network_(options.communicator == nullptr
                      ? nullptr
-                     : make_stream_lane("network", parts_.network, events_, context(options))),
+                     : make_stream_lane("network", parts_.network, events_,
+                                        network_context(context(options), *options.communicator))),
         download_(make_stream_lane("d2h", parts_.download, events_, context(options))),
         cpu_(make_thread_lane("cpu", {}, context(options))),
         upload_(make_stream_lane("h2d", parts_.upload, events_, context(options))) {}

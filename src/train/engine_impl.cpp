@@ -83,6 +83,12 @@ Engine::Impl::Impl(torch::nn::Module& m, Config c, EngineOptions o)
                       "gradients that fp32 accumulation keeps",
                       to_string(config.precision)));
     }
+    if (ranks != nullptr && config.transport_sums) {
+      log(options.log, LogLevel::warning,
+          fmt::format("ranks' gradients are summed by {} in {}: results may differ in bits from placement to placement "
+                      "and from run to run",
+                      ranks->transport(), to_string(config.precision)));
+    }
   } catch (...) {
     give_back();
     throw;

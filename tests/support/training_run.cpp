@@ -183,10 +183,15 @@ std::vector<Outcome> train_ranks(const Case& c) {
         Case own = c;
         own.partition.rank = static_cast<int>(r);
         own.communicator = mine.get();
-        outcomes[r] = TrainingRun(own).train();
-      } catch (const std::exception& error) {
+        TrainingRun run(own);
+        try {
+          outcomes[r] = run.train();
+        } catch (const std::exception& error) {
+          mine->fail(error.what());  // before the run waits for what its lanes were given
+          throw;
+        }
+      } catch (...) {
         errors[r] = std::current_exception();
-        mine->fail(error.what());
       }
     });
   }

@@ -12,6 +12,7 @@
 #include "spillway/plan/run_plan.h"
 #include "spillway/train/engine.h"
 #include "support/op_log.h"
+#include "train/rank_runs.h"
 #include "train/training_runs.h"
 
 namespace spillway {
@@ -42,11 +43,13 @@ ModelConfig tiny_model(ModelFamily family, bool tied) {
 }
 
 /// What an engine does: the ops of its lanes, and its plan.
-MemoryPlan train(OpLog& log, const ModelConfig& shape, const Config& config, std::int64_t micro_batches) {
+MemoryPlan train(OpLog& log, const ModelConfig& shape, const Config& config, std::int64_t micro_batches,
+                 Communicator* ranks = nullptr) {
   const auto model = make_causal_lm(shape, 5);
   EngineOptions options;
   options.delay = log.delay();
   options.log = [](LogLevel, const std::string&) {};
+  options.communicator = ranks;
   Engine engine(*model, config, options);
   const torch::Tensor tokens = torch::arange(24).remainder(64).view({2, 12});
   for (std::int64_t step = 0; step < kSteps; ++step) {
@@ -61,8 +64,9 @@ MemoryPlan train(OpLog& log, const ModelConfig& shape, const Config& config, std
   return engine.summary().plan;
 }
 
-RecordedRun record(const ModelConfig& shape, const Config& config, std::int64_t micro_batches) {
-  const RunPlan plan = plan_run(planned_parameters(shape, config), config);
+RecordedRun record(const ModelConfig& shape, const Config& config, std::int64_t micro_batches,
+                   const RankPlace& place = {}) {
+  const RunPlan plan = plan_run(planned_parameters(shape, config), config, std::nullopt, place);
   RecordOptions options;
   options.steps = kSteps;
   options.micro_batches = micro_batches;
@@ -103,6 +107,32 @@ TEST_P(PlannedRun, IsWhatTheEngineDoesLaneByLane) {
     }
   }
   EXPECT_EQ(cells, static_cast<int>(schedules().size()) * 2 * 2 * 3 * 2);
+}
+
+TEST_P(PlannedRun, IsWhatEachOfSeveralRanksDoes) {
+  int cells = 0;
+  for (const ScheduleEntry& schedule : schedules()) {
+    for (int stage : {0, 1, 2}) {
+      for (std::int64_t bucket : {1, 2}) {
+        SCOPED_TRACE(testing::Message() << schedule.name << " stage " << stage << " bucket " << bucket);
+        Config config = tiny_config(std::string(schedule.name), 0.5, 3000, 1);
+        config.stage = stage;
+        config.bucket_chunks = bucket;
+        config.staging_slots = 2;
+        const ModelConfig shape = tiny_model(GetParam(), true);
+        test::on_thread_ranks(3, [&](Communicator& ranks) {
+          OpLog log;
+          const MemoryPlan memory = train(log, shape, config, 2, &ranks);
+          const RecordedRun recorded = record(shape, config, 2, {3, ranks.rank(), 3});
+          EXPECT_GT(test::expect_same_ops(recorded.graph, log), 50U);
+          for (Tier tier : {Tier::device, Tier::pinned, Tier::host}) EXPECT_EQ(memory[tier], recorded.memory[tier]);
+        });
+        if (testing::Test::HasFailure()) return;
+        ++cells;
+      }
+    }
+  }
+  EXPECT_EQ(cells, static_cast<int>(schedules().size()) * 3 * 2);
 }
 
 TEST_P(PlannedRun, IsWhatTheEngineDoesWithRecomputeAndSumsInTheWorkingType) {

@@ -105,6 +105,29 @@ TEST(Ranks, RecomputedBlocksGiveTheSameBitsThroughOneSlot) {
   }
 }
 
+TEST(Ranks, SumsByTheTransportAreCloseAndReported) {
+  std::mutex mutex;
+  std::string said;
+  RunOptions options{.steps = 4, .micro_batches = 2};
+  options.engine.log = [&](LogLevel, const std::string& text) {
+    const std::scoped_lock lock(mutex);
+    said += text;
+  };
+  for (int stage : {0, 2}) {
+    Config config = tiny_config("zero_offload", 0.5, 3000, 1);
+    config.stage = stage;
+    const MakeModel make = [] { return tiny_llama(false); };
+    const FinalState ordered = train_ranks(3, make, config, options).front();
+    EXPECT_EQ(said.find("are summed by threads in fp32"), std::string::npos);
+    config.transport_sums = true;
+    const FinalState summed = train_ranks(3, make, config, options).front();
+    EXPECT_NE(said.find("are summed by threads in fp32"), std::string::npos) << said;
+    said.clear();
+    for (std::size_t i = 0; i < ordered.norms.size(); ++i)
+      EXPECT_NEAR(summed.norms[i], ordered.norms[i], 1e-5 * ordered.norms[i]);
+  }
+}
+
 TEST(Ranks, OneRankIsTheRunWithoutRanks) {
   const Config config = tiny_config("zero_offload", 0.5, 4096, 1);
   const FinalState expected = test::train(tiny_llama(false), config, {.steps = 4});

@@ -105,6 +105,9 @@ struct Config {
   /// How ranks share states: 0 each has all, 1 masters and optimizer states are cut, 2 accumulated gradients too.
   /// Without effect on numbers, and on a run of one rank.
   int stage = 2;
+  /// Ranks' gradients are summed by the transport (NCCL, MPI), in its order and in the working type, instead of in rank
+  /// order in fp32: other bits, which may differ from run to run, and the same bytes on the wire.
+  bool transport_sums = false;
   std::int64_t bucket_chunks = 1;    // chunks of one call between ranks, at most staging_slots
   int threads = 0;                   // of the CPU optimizer; 0: half the cores this rank may use
   std::string cores = {};            // that its threads stay on, "0-3,8"; empty: chosen; "any": they run anywhere

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string>
@@ -79,6 +80,8 @@ struct LinkModel {
 struct LaneContext {
   Trace* trace = nullptr;
   OpDelay delay;  // may be empty
+  /// Called on the lane's thread with the error of an op that failed, its own or one that it waited for. May be empty.
+  std::function<void(const std::exception_ptr&)> failed = {};
 };
 
 /// A lane with a thread of its own. After an op's body it sleeps until the modelled link would have carried the op's

@@ -37,6 +37,8 @@ struct StateSpec {
   std::int64_t reduce_slots = 0;
   /// Chunks of one group call between ranks.
   std::int64_t bucket_chunks = 1;
+  /// Sums by the transport, in the working type.
+  bool transport_sums = false;
   /// Parameters that are not trained (padded elements): kept on the device, without states.
   std::int64_t frozen_elements = 0;
 

@@ -54,7 +54,7 @@ class DataLoader {
 };
 
 /// The rows of a micro-batch that one of several ranks computes: they are dealt out in order, as evenly as they
-/// go. So what is trained on depends on the size of the whole micro-batch, not on the number of ranks; a rank beyond the
+/// The rows of a micro-batch that one of several ranks computes: dealt out in order, as evenly as they
 /// rows has none, and no valid targets.
 Batch rows_of_rank(const Batch& batch, int rank, int ranks);
 
