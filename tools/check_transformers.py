@@ -67,6 +67,7 @@ GPT2 = dict(vocab_size=VOCABULARY, n_positions=128, n_embd=32, n_layer=3, n_head
             attn_pdrop=0.0, bos_token_id=0, eos_token_id=0)
 LLAMA3_ROPE = dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                    original_max_position_embeddings=32)
+GEMMA = dict(SIZES, head_dim=16, query_pre_attn_scalar=24)
 LAYERS = ["full_attention", "sliding_attention", "sliding_attention"]
 
 
@@ -90,6 +91,15 @@ def variants():
         "qwen3": t.Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True),
         "qwen3 biases, some layers slide": t.Qwen3Config(
             **SIZES, head_dim=8, attention_bias=True, use_sliding_window=True, sliding_window=5, layer_types=LAYERS),
+        "gemma2": t.Gemma2Config(**GEMMA, sliding_window=7, attn_logit_softcapping=3.0, final_logit_softcapping=5.0),
+        "gemma2 untied, no caps, biases": t.Gemma2Config(
+            **GEMMA, sliding_window=5, attn_logit_softcapping=None, final_logit_softcapping=None, attention_bias=True,
+            tie_word_embeddings=False, layer_types=LAYERS),
+        "gemma3": t.Gemma3TextConfig(**GEMMA, sliding_window=7, sliding_window_pattern=3),
+        "gemma3 scaled rope, capped": t.Gemma3TextConfig(
+            **GEMMA, sliding_window=5, layer_types=LAYERS, final_logit_softcapping=5.0,
+            rope_parameters=dict(full_attention=dict(rope_type="linear", rope_theta=1e6, factor=8.0),
+                                 sliding_attention=dict(rope_type="default", rope_theta=1e4))),
     }
 
 

@@ -93,4 +93,9 @@ Tensor batched_product(const Tensor& a, const Tensor& b) {
   return needs_widening(a) ? WideMatmul::apply(a, b) : at::matmul(a, b);
 }
 
+Tensor soft_capped(const Tensor& x, double cap) {
+  const Tensor bent = x.div_(cap).tanh_();
+  return bent.requires_grad() ? bent * cap : bent.mul_(cap);  // backward needs tanh's result
+}
+
 }  // namespace spillway

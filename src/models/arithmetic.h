@@ -18,4 +18,7 @@ torch::Tensor linear(const torch::Tensor& x, const torch::Tensor& weight, const 
 /// The batched product of two tensors with equal leading dimensions; 16-bit types as in `linear`.
 torch::Tensor batched_product(const torch::Tensor& a, const torch::Tensor& b);
 
+/// cap * tanh(x / cap), which none passes; writes over `x`.
+torch::Tensor soft_capped(const torch::Tensor& x, double cap);
+
 }  // namespace spillway

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "models/arithmetic.h"
 
@@ -55,6 +56,19 @@ Tensor mask_from(const Tensor& seen, torch::ScalarType type) {
   return at::zeros(hidden.sizes(), hidden.options().dtype(type)).masked_fill_(hidden, lowest(type));
 }
 
+// Of any positions [batch, length], int64, for heads in between.
+RotaryTables tables_at(const Tensor& positions, const Tensor& frequencies, torch::ScalarType type) {
+  if (!frequencies.defined()) return {};
+  const RotaryTables all = tables(positions.to(torch::kFloat), frequencies, type);
+  return {all.cos.unsqueeze(1), all.sin.unsqueeze(1)};
+}
+
+// In place where autograd does not need the value that is overwritten: scores are the largest tensors of a layer.
+Tensor scale(const Tensor& scores, const AttentionSettings& settings) {
+  scores.mul_(settings.scale);
+  return settings.softcap ? soft_capped(scores, *settings.softcap) : scores;
+}
+
 // Constants made inside an inference-mode scope could not be used by a later training step.
 struct PlainTensors {
   c10::InferenceMode inference{false};
@@ -63,9 +77,10 @@ struct PlainTensors {
 
 }  // namespace
 
-Tensor rotary_frequencies(const ModelConfig& config) {
+Tensor rotary_frequencies(const ModelConfig& config, double theta, bool scaled) {
   const Tensor exponents = at::arange(0, config.head_dim, 2, torch::kFloat) / config.head_dim;
-  const Tensor frequencies = 1.0 / at::pow(torch::Scalar(config.rope_theta), exponents);
+  const Tensor frequencies = 1.0 / at::pow(torch::Scalar(theta), exponents);
+  if (!scaled) return frequencies;
   switch (config.rope.type) {
     case RopeScaling::Type::linear:
       return frequencies / config.rope.factor;
@@ -101,7 +116,10 @@ AttentionConstants::AttentionConstants(const ModelConfig& config) : window_(conf
   for (std::int64_t layer = 0; layer < config.layers; ++layer) {
     (layer_slides(config, layer) ? none_slides_ : all_slide_) = false;
   }
-  if (config.family != ModelFamily::gpt2) frequencies_ = rotary_frequencies(config);
+  if (config.family == ModelFamily::gpt2) return;
+  frequencies_ = rotary_frequencies(config, config.rope_theta, /*scaled=*/true);
+  if (none_slides_ || !config.sliding_rope_theta) return;
+  sliding_frequencies_ = rotary_frequencies(config, *config.sliding_rope_theta, /*scaled=*/false);
 }
 
 void AttentionConstants::fit(const Tensor& hidden) {
@@ -111,19 +129,21 @@ void AttentionConstants::fit(const Tensor& hidden) {
   if (fits) return;
   length_ = hidden.size(1);
   options_ = options;
-  rotary_ = {};
+  rotary_ = sliding_rotary_ = {};
   full_.reset();
   sliding_.reset();
 }
 
-const RotaryTables& AttentionConstants::rotary(const Tensor& hidden) {
+const RotaryTables& AttentionConstants::rotary(const Tensor& hidden, bool sliding) {
   fit(hidden);
-  if (!rotary_.cos.defined()) {
+  const bool own = sliding && sliding_frequencies_.defined();
+  RotaryTables& kept = own ? sliding_rotary_ : rotary_;
+  if (!kept.cos.defined()) {
     const PlainTensors plain;
     const Tensor positions = at::arange(length_, options_.dtype(torch::kFloat));
-    rotary_ = tables(positions, frequencies_, c10::typeMetaToScalarType(options_.dtype()));
+    kept = tables(positions, own ? sliding_frequencies_ : frequencies_, c10::typeMetaToScalarType(options_.dtype()));
   }
-  return rotary_;
+  return kept;
 }
 
 const Tensor& AttentionConstants::mask(const Tensor& hidden, bool sliding) {
@@ -136,8 +156,9 @@ const Tensor& AttentionConstants::mask(const Tensor& hidden, bool sliding) {
   return kept;
 }
 
-RotaryTables AttentionConstants::rotary_of(const BlockInputs& inputs) {
-  return inputs.rotary.cos.defined() ? inputs.rotary : rotary(inputs.hidden);
+RotaryTables AttentionConstants::rotary_of(const BlockInputs& inputs, bool sliding) {
+  const RotaryTables& given = sliding && sliding_frequencies_.defined() ? inputs.sliding_rotary : inputs.rotary;
+  return given.cos.defined() ? given : rotary(inputs.hidden, sliding);
 }
 
 Tensor AttentionConstants::mask_of(const BlockInputs& inputs, bool sliding) {
@@ -145,11 +166,11 @@ Tensor AttentionConstants::mask_of(const BlockInputs& inputs, bool sliding) {
   return given.defined() ? given : mask(inputs.hidden, sliding);
 }
 
-RotaryTables AttentionConstants::rotary_at(const Tensor& positions, torch::ScalarType type) const {
-  if (!frequencies_.defined()) return {};
+void AttentionConstants::set_positions(BlockInputs& inputs, Tensor positions, torch::ScalarType type) const {
   const PlainTensors plain;
-  const RotaryTables all = tables(positions.to(torch::kFloat), frequencies_, type);
-  return {all.cos.unsqueeze(1), all.sin.unsqueeze(1)};
+  inputs.rotary = tables_at(positions, frequencies_, type);
+  inputs.sliding_rotary = tables_at(positions, sliding_frequencies_, type);
+  inputs.positions = std::move(positions);
 }
 
 BlockInputs AttentionConstants::of_documents(const Tensor& documents, torch::ScalarType type) const {
@@ -158,23 +179,21 @@ BlockInputs AttentionConstants::of_documents(const Tensor& documents, torch::Sca
   const Tensor order = at::arange(documents.size(1), documents.options());
   const Tensor seen = documents.unsqueeze(2).eq(documents.unsqueeze(1)).bitwise_and_(order.unsqueeze(1) >= order);
   // Widened by itself: on processors a sum that also converts makes a copy that tensors without memory do not show.
-  inputs.positions = seen.to(torch::kInt).sum(-1, /*keepdim=*/false, torch::kInt).sub_(1).to(torch::kLong);
+  const Tensor places = seen.to(torch::kInt).sum(-1, /*keepdim=*/false, torch::kInt).sub_(1).to(torch::kLong);
   if (!all_slide_) inputs.mask = mask_from(seen, type);
   if (!none_slides_) {
-    const Tensor& places = inputs.positions;
     const Tensor near = places.unsqueeze(1).gt((places - *window_).unsqueeze(2));
     inputs.sliding_mask = mask_from(near.bitwise_and(seen), type);
   }
-  inputs.rotary = rotary_at(inputs.positions, type);
+  set_positions(inputs, places, type);
   return inputs;
 }
 
 Tensor attend(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& mask,
               const AttentionSettings& settings, DropoutGenerator& dropout, bool training) {
   const std::int64_t shared_by = query.size(1) / key.size(1);
-  // In place where autograd does not need the value that is overwritten: scores are the largest tensors of a layer.
-  Tensor scores =
-      batched_product(query, repeat_heads(key, shared_by).transpose(-1, -2)).mul_(settings.scale).add_(mask);
+  const Tensor products = batched_product(query, repeat_heads(key, shared_by).transpose(-1, -2));
+  const Tensor scores = scale(products, settings).add_(mask);
   const Tensor weights = at::softmax(scores, -1, torch::kFloat).to(query.scalar_type());
   const Tensor mixed =
       batched_product(dropout.apply(weights, settings.dropout, training), repeat_heads(value, shared_by));
@@ -189,7 +208,7 @@ Tensor attend_cached(const BlockInputs& inputs, const Tensor& query, const Tenso
   if (length > 1) return {};
   // Query heads that share a key head are rows of one product: no key is copied for each of them.
   const Tensor rows = query.reshape({query.size(0), key.size(1), -1, query.size(3)});
-  const Tensor scores = batched_product(rows, inputs.keys.transpose(-1, -2)).mul_(settings.scale);
+  const Tensor scores = scale(batched_product(rows, inputs.keys.transpose(-1, -2)), settings);
   const Tensor weights = at::softmax(scores, -1, torch::kFloat).to(query.scalar_type());
   return batched_product(weights, inputs.values).reshape({query.size(0), 1, -1});
 }

@@ -7,9 +7,19 @@
 namespace spillway {
 namespace {
 
-std::array<torch::Tensor*, 10> members(BlockInputs& inputs) {
-  return {&inputs.hidden,       &inputs.positions, &inputs.rotary.cos, &inputs.rotary.sin, &inputs.mask,
-          &inputs.sliding_mask, &inputs.new_keys,  &inputs.new_values, &inputs.keys,       &inputs.values};
+std::array<torch::Tensor*, 12> members(BlockInputs& inputs) {
+  return {&inputs.hidden,
+          &inputs.positions,
+          &inputs.rotary.cos,
+          &inputs.rotary.sin,
+          &inputs.sliding_rotary.cos,
+          &inputs.sliding_rotary.sin,
+          &inputs.mask,
+          &inputs.sliding_mask,
+          &inputs.new_keys,
+          &inputs.new_values,
+          &inputs.keys,
+          &inputs.values};
 }
 
 }  // namespace

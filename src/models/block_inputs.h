@@ -16,9 +16,10 @@ struct RotaryTables {
 /// What a block computes from beside its parameters. All but `hidden` may be undefined: then positions count up from
 /// zero, a position sees what precedes it, and nothing is kept.
 struct BlockInputs {
-  torch::Tensor hidden{};     // hidden states [batch, length, width]; the embedding's are tokens [batch, length]
-  torch::Tensor positions{};  // [batch, length] int64
-  RotaryTables rotary{};      // of these positions
+  torch::Tensor hidden{};         // hidden states [batch, length, width]; the embedding's are tokens [batch, length]
+  torch::Tensor positions{};      // [batch, length] int64
+  RotaryTables rotary{};          // of these positions
+  RotaryTables sliding_rotary{};  // where layers that slide have their own
   torch::Tensor mask{}, sliding_mask{};  // [batch, 1, length, length]
   // Of a layer with a cache: where the keys and values of its last positions go [batch, kv_heads, kept, head_dim], and
   // all that a position sees when it comes alone, its own included.

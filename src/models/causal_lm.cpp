@@ -33,7 +33,7 @@ void draw(torch::Tensor& parameter, const std::string& name, const ModelConfig& 
   if (ends_with(name, ".bias")) {
     parameter.zero_();
   } else if (parameter.dim() == 1) {
-    parameter.fill_(1);  // a norm's weight
+    parameter.fill_(config.norm_plus_one ? 0 : 1);  // a norm's weight
   } else {
     // GPT-2: every layer adds two branches to the residual stream, whose variance would grow with their number.
     const bool ends_branch = config.family == ModelFamily::gpt2 && ends_with(name, ".c_proj.weight");

@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "models/attention.h"
 #include "spillway/core/error.h"
 
 namespace spillway {
@@ -49,6 +50,10 @@ const char* architecture(ModelFamily family) {
       return "MistralForCausalLM";
     case ModelFamily::qwen3:
       return "Qwen3ForCausalLM";
+    case ModelFamily::gemma2:
+      return "Gemma2ForCausalLM";
+    case ModelFamily::gemma3:
+      return "Gemma3ForCausalLM";
   }
   throw InternalError("A model family without an architecture.");
 }
@@ -77,6 +82,7 @@ void add_gpt2(Json& json, const ModelConfig& config) {
 void add_rope(Json& json, const ModelConfig& config) {
   const RopeScaling& rope = config.rope;
   json["rope_theta"] = config.rope_theta;
+  if (config.sliding_rope_theta) json["rope_local_base_freq"] = *config.sliding_rope_theta;
   switch (rope.type) {
     case RopeScaling::Type::none:
       break;
@@ -93,17 +99,30 @@ void add_rope(Json& json, const ModelConfig& config) {
   }
 }
 
+bool is_gemma(ModelFamily family) {
+  return family == ModelFamily::gemma2 || family == ModelFamily::gemma3;
+}
+
 void add_window(Json& json, const ModelConfig& config) {
-  if (config.family == ModelFamily::mistral) json["sliding_window"] = number_or_null(config.sliding_window);
-  if (config.family != ModelFamily::qwen2 && config.family != ModelFamily::qwen3) return;
-  json["use_sliding_window"] = config.sliding_window.has_value();
-  if (!config.sliding_window) return;
-  json["sliding_window"] = *config.sliding_window;
+  if (config.family == ModelFamily::llama) return;
+  if (config.family == ModelFamily::mistral) {
+    json["sliding_window"] = number_or_null(config.sliding_window);
+    return;
+  }
+  // Where no layer slides, a missing window means that to Qwen; Gemma's layers slide by default.
+  if (!is_gemma(config.family)) json["use_sliding_window"] = config.sliding_window.has_value();
+  if (!is_gemma(config.family) && !config.sliding_window) return;
+  if (config.sliding_window) json["sliding_window"] = *config.sliding_window;
   json["layer_types"] = Json::array();
   for (std::int64_t i = 0; i < config.layers; ++i) {
-    const bool slides = config.layer_slides.empty() || config.layer_slides[static_cast<std::size_t>(i)];
-    json["layer_types"].push_back(slides ? "sliding_attention" : "full_attention");
+    json["layer_types"].push_back(layer_slides(config, i) ? "sliding_attention" : "full_attention");
   }
+}
+
+void add_gemma(Json& json, const ModelConfig& config) {
+  json["query_pre_attn_scalar"] = *config.query_pre_attn_scalar;
+  json["attn_logit_softcapping"] = number_or_null(config.attention_softcap);
+  json["final_logit_softcapping"] = number_or_null(config.logit_softcap);
 }
 
 void add_llama(Json& json, const ModelConfig& config) {
@@ -114,14 +133,14 @@ void add_llama(Json& json, const ModelConfig& config) {
   json["num_attention_heads"] = config.heads;
   json["num_key_value_heads"] = config.kv_heads;
   const bool usual_head = config.head_dim * config.heads == config.hidden;
-  if (config.family == ModelFamily::qwen3 || !usual_head) json["head_dim"] = config.head_dim;
-  json["hidden_act"] = transformers_name(config.activation, config.family);
+  const bool gemma = is_gemma(config.family), qwen3 = config.family == ModelFamily::qwen3;
+  if (qwen3 || gemma || !usual_head) json["head_dim"] = config.head_dim;
+  json[gemma ? "hidden_activation" : "hidden_act"] = transformers_name(config.activation, config.family);
   json["rms_norm_eps"] = config.norm_eps;
   json["attention_dropout"] = config.attention_dropout;
-  if (config.family == ModelFamily::llama || config.family == ModelFamily::qwen3) {
-    json["attention_bias"] = config.attention_bias;
-  }
+  if (config.family == ModelFamily::llama || qwen3 || gemma) json["attention_bias"] = config.attention_bias;
   if (config.family == ModelFamily::llama) json["mlp_bias"] = config.mlp_bias;
+  if (gemma) add_gemma(json, config);
   add_rope(json, config);
   add_window(json, config);
 }

@@ -198,8 +198,9 @@ Tensor Decoder::next(const Tensor& tokens) {
         fmt::format("All {} positions of the decoder are used: start again from the text's last tokens.", capacity_));
   }
   const Tensor position = at::full({1, 1}, length_, tokens.options());
-  const torch::ScalarType type = layers_.front().keys.scalar_type();
-  return read({.hidden = tokens, .positions = position, .rotary = model_.constants()->rotary_at(position, type)}, 1);
+  BlockInputs inputs{.hidden = tokens};
+  model_.constants()->set_positions(inputs, position, layers_.front().keys.scalar_type());
+  return read(std::move(inputs), 1);
 }
 
 void Decoder::pretend(std::int64_t length) {

@@ -61,13 +61,15 @@ torch::Tensor LayerNorm::forward(const torch::Tensor& x) const {
   return at::layer_norm(x, weight.sizes(), weight, bias, epsilon_);
 }
 
-RmsNorm::RmsNorm(std::int64_t width, double epsilon, const torch::TensorOptions& options)
-    : weight(register_parameter("weight", at::empty({width}, options))), epsilon_(epsilon) {}
+RmsNorm::RmsNorm(std::int64_t width, double epsilon, bool plus_one, const torch::TensorOptions& options)
+    : weight(register_parameter("weight", at::empty({width}, options))), epsilon_(epsilon), plus_one_(plus_one) {}
 
 torch::Tensor RmsNorm::forward(const torch::Tensor& x) const {
   const torch::Tensor wide = x.to(torch::kFloat);
   const torch::Tensor mean_square = wide.pow(2).mean(-1, /*keepdim=*/true);
-  return weight * (wide * at::rsqrt(mean_square + epsilon_)).to(x.scalar_type());
+  const torch::Tensor normed = wide * at::rsqrt(mean_square + epsilon_);
+  if (plus_one_) return (normed * (1 + weight.to(torch::kFloat))).to(x.scalar_type());
+  return weight * normed.to(x.scalar_type());
 }
 
 torch::Tensor activate(Activation activation, const torch::Tensor& x) {

@@ -68,16 +68,18 @@ class LayerNorm : public torch::nn::Module {
   double epsilon_;
 };
 
-/// Root-mean-square norm, computed in fp32 and rounded before the weight is applied, as transformers does.
+/// Root-mean-square norm, computed in fp32 as transformers does: rounded before it is multiplied by the weight, or,
+/// with `plus_one` (Gemma), multiplied by 1 + weight and then rounded.
 class RmsNorm : public torch::nn::Module {
  public:
-  RmsNorm(std::int64_t width, double epsilon, const torch::TensorOptions& options);
+  RmsNorm(std::int64_t width, double epsilon, bool plus_one, const torch::TensorOptions& options);
   torch::Tensor forward(const torch::Tensor& x) const;
 
   torch::Tensor weight;
 
  private:
   double epsilon_;
+  bool plus_one_;
 };
 
 torch::Tensor activate(Activation activation, const torch::Tensor& x);

@@ -21,16 +21,19 @@ struct Shared {
     return std::make_shared<Dense>(in, out, bias, WeightLayout::out_in, options);
   }
   std::shared_ptr<RmsNorm> norm(std::int64_t width) const {
-    return std::make_shared<RmsNorm>(width, config.norm_eps, options);
+    return std::make_shared<RmsNorm>(width, config.norm_eps, config.norm_plus_one, options);
   }
 };
+
+AttentionSettings attention_settings(const ModelConfig& config) {
+  const auto scale = static_cast<double>(config.query_pre_attn_scalar.value_or(config.head_dim));
+  return {.scale = 1 / std::sqrt(scale), .dropout = config.attention_dropout, .softcap = config.attention_softcap};
+}
 
 class LlamaAttention : public torch::nn::Module {
  public:
   explicit LlamaAttention(const Shared& shared)
-      : head_dim_(shared.config.head_dim),
-        settings_{.scale = 1 / std::sqrt(static_cast<double>(head_dim_)), .dropout = shared.config.attention_dropout},
-        dropout_(shared.dropout) {
+      : head_dim_(shared.config.head_dim), settings_(attention_settings(shared.config)), dropout_(shared.dropout) {
     const ModelConfig& config = shared.config;
     const std::int64_t query_width = config.heads * head_dim_, key_width = config.kv_heads * head_dim_;
     q_proj_ = register_module("q_proj", shared.dense(config.hidden, query_width, config.attention_bias));
@@ -44,7 +47,7 @@ class LlamaAttention : public torch::nn::Module {
 
   // `inputs` are the layer's, whose hidden states `x` comes from.
   Tensor forward(const Tensor& x, const BlockInputs& inputs, AttentionConstants& constants, bool slides) {
-    const RotaryTables rotary = constants.rotary_of(inputs);
+    const RotaryTables rotary = constants.rotary_of(inputs, slides);
     const Tensor query = rotate(by_head(q_proj_->forward(x), q_norm_), rotary);
     const Tensor key = rotate(by_head(k_proj_->forward(x), k_norm_), rotary);
     const Tensor value = by_head(v_proj_->forward(x), nullptr);
@@ -100,12 +103,21 @@ class LlamaLayer : public torch::nn::Module {
     mlp_ = register_module("mlp", std::make_shared<LlamaMlp>(shared));
     input_layernorm_ = register_module("input_layernorm", shared.norm(config.hidden));
     post_attention_layernorm_ = register_module("post_attention_layernorm", shared.norm(config.hidden));
+    if (!config.branch_norms) return;
+    pre_feedforward_layernorm_ = register_module("pre_feedforward_layernorm", shared.norm(config.hidden));
+    post_feedforward_layernorm_ = register_module("post_feedforward_layernorm", shared.norm(config.hidden));
   }
 
   Tensor forward(const BlockInputs& inputs) {
     const Tensor& x = inputs.hidden;
-    const Tensor attended = x + self_attn_->forward(input_layernorm_->forward(x), inputs, *constants_, slides_);
-    return attended + mlp_->forward(post_attention_layernorm_->forward(attended));
+    const Tensor mixed = self_attn_->forward(input_layernorm_->forward(x), inputs, *constants_, slides_);
+    if (!pre_feedforward_layernorm_) {
+      const Tensor attended = x + mixed;
+      return attended + mlp_->forward(post_attention_layernorm_->forward(attended));
+    }
+    const Tensor attended = x + post_attention_layernorm_->forward(mixed);
+    const Tensor bent = mlp_->forward(pre_feedforward_layernorm_->forward(attended));
+    return attended + post_feedforward_layernorm_->forward(bent);
   }
 
  private:
@@ -114,7 +126,15 @@ class LlamaLayer : public torch::nn::Module {
   std::shared_ptr<LlamaAttention> self_attn_;
   std::shared_ptr<LlamaMlp> mlp_;
   std::shared_ptr<RmsNorm> input_layernorm_, post_attention_layernorm_;
+  std::shared_ptr<RmsNorm> pre_feedforward_layernorm_, post_feedforward_layernorm_;  // with branch_norms alone
 };
+
+// What embeddings are multiplied by, rounded as transformers does: to fp32, then to their type.
+std::optional<double> embedding_scale(const ModelConfig& config, torch::ScalarType type) {
+  if (!config.scale_embedding) return std::nullopt;
+  const auto scale = static_cast<float>(std::sqrt(static_cast<double>(config.hidden)));
+  return at::scalar_tensor(scale, torch::kFloat).to(type).item().toDouble();
+}
 
 class Llama : public CausalLM {
  public:
@@ -124,7 +144,11 @@ class Llama : public CausalLM {
     auto embedding = std::make_shared<Embedding>(config.vocabulary, config.hidden, options, config.padding_token);
     body->register_module("embed_tokens", embedding);
     add_block("embedding", {embedding},
-              [table = embedding.get()](const BlockInputs& inputs) { return table->forward(inputs.hidden); });
+              [table = embedding.get(),
+               scale = embedding_scale(config, c10::typeMetaToScalarType(options.dtype()))](const BlockInputs& inputs) {
+                const Tensor vectors = table->forward(inputs.hidden);
+                return scale ? vectors.mul_(*scale) : vectors;
+              });
     auto layers = body->register_module("layers", torch::nn::ModuleList());
     for (std::int64_t i = 0; i < config.layers; ++i) {
       auto layer = std::make_shared<LlamaLayer>(shared, i);
@@ -142,7 +166,10 @@ class Llama : public CausalLM {
   }
 
  private:
-  Tensor logits(const Tensor& x) { return linear(norm_->forward(x), head_->weight, /*bias=*/{}, WeightLayout::out_in); }
+  Tensor logits(const Tensor& x) {
+    const Tensor plain = linear(norm_->forward(x), head_->weight, /*bias=*/{}, WeightLayout::out_in);
+    return config().logit_softcap ? soft_capped(plain, *config().logit_softcap) : plain;
+  }
 
   std::shared_ptr<RmsNorm> norm_;
   std::shared_ptr<Embedding> head_;

@@ -12,9 +12,19 @@ namespace {
 
 // Modules in the order in which a layer of the Llama family uses them; it registers the norms last. GPT-2's layers
 // register their modules in the order of use.
-constexpr std::array<std::string_view, 11> kLlamaOrder{
-    "input_layernorm",          "q_proj",    "q_norm",  "k_proj",   "k_norm", "v_proj", "o_proj",
-    "post_attention_layernorm", "gate_proj", "up_proj", "down_proj"};
+constexpr std::array<std::string_view, 13> kLlamaOrder{"input_layernorm",
+                                                       "q_proj",
+                                                       "q_norm",
+                                                       "k_proj",
+                                                       "k_norm",
+                                                       "v_proj",
+                                                       "o_proj",
+                                                       "post_attention_layernorm",
+                                                       "pre_feedforward_layernorm",
+                                                       "gate_proj",
+                                                       "up_proj",
+                                                       "down_proj",
+                                                       "post_feedforward_layernorm"};
 
 std::size_t place_in_layer(std::string_view parameter) {
   for (std::size_t i = 0; i < kLlamaOrder.size(); ++i) {

@@ -53,6 +53,7 @@ class ConfigKeys {
 
   const nlohmann::json& object() const { return object_; }
   const std::string& source() const { return source_; }
+  const std::string& path() const { return path_; }
 
  private:
   const nlohmann::json& object_;

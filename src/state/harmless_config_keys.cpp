@@ -12,9 +12,9 @@ const std::set<std::string_view>& harmless_config_keys() {
       "bos_token_id", "decoder_start_token_id", "sep_token_id",
       // How another program runs or returns things.
       "_attn_implementation", "_attn_implementation_autoset", "_experts_implementation", "_flash_attn_2_enabled",
-      "attn_implementation", "gradient_checkpointing", "is_decoder", "is_llama_config", "keys_to_ignore_at_inference",
-      "output_attentions", "output_hidden_states", "return_dict", "tie_last_hidden_states", "torchscript",
-      "use_bfloat16", "use_cache",
+      "attn_implementation", "cache_implementation", "gradient_checkpointing", "is_decoder", "is_llama_config",
+      "keys_to_ignore_at_inference", "output_attentions", "output_hidden_states", "return_dict",
+      "tie_last_hidden_states", "torchscript", "use_bfloat16", "use_cache",
       // Heads for other tasks than language modelling.
       "classifier_dropout", "finetuning_task", "id2label", "label2id", "num_labels", "problem_type",
       "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",

@@ -24,19 +24,21 @@ struct FamilyNames {
   std::string_view type;                          // model_type
   std::array<std::string_view, 3> architectures;  // lower case; all describe the same parameters
 };
-constexpr std::array<FamilyNames, 5> kFamilies{
+constexpr std::array<FamilyNames, 7> kFamilies{
     {{ModelFamily::gpt2, "gpt2", {"gpt2lmheadmodel", "gpt2model", "gpt2forcausallm"}},
      {ModelFamily::llama, "llama", {"llamaforcausallm", "llamamodel", ""}},
      {ModelFamily::qwen2, "qwen2", {"qwen2forcausallm", "qwen2model", ""}},
      {ModelFamily::mistral, "mistral", {"mistralforcausallm", "mistralmodel", ""}},
-     {ModelFamily::qwen3, "qwen3", {"qwen3forcausallm", "qwen3model", ""}}}};
+     {ModelFamily::qwen3, "qwen3", {"qwen3forcausallm", "qwen3model", ""}},
+     {ModelFamily::gemma2, "gemma2", {"gemma2forcausallm", "gemma2model", ""}},
+     {ModelFamily::gemma3, "gemma3_text", {"gemma3forcausallm", "gemma3textmodel", ""}}}};
 
 const FamilyNames& read_family(ConfigKeys& keys) {
   const std::string type = keys.text("model_type", "");
   for (const FamilyNames& names : kFamilies) {
     if (names.type == type) return names;
   }
-  keys.fail("model_type", "Spillway runs gpt2, llama, qwen2, mistral and qwen3");
+  keys.fail("model_type", "Spillway runs gpt2, llama, qwen2, mistral, qwen3, gemma2 and gemma3_text");
 }
 
 void check_architectures(ConfigKeys& keys, const FamilyNames& names) {
@@ -90,6 +92,7 @@ void read_eos_token(ConfigKeys& keys, ModelConfig& config) {
   std::optional<std::int64_t> missing;
   if (config.family == ModelFamily::gpt2) missing = 50256;
   if (config.family == ModelFamily::llama || config.family == ModelFamily::mistral) missing = 2;
+  if (is_gemma(config.family)) missing = 1;
   const Json* value = keys.find("eos_token_id");
   if (value != nullptr) {
     missing = std::nullopt;
@@ -123,9 +126,9 @@ void check_sizes(const ConfigKeys& keys, const ModelConfig& config) {
   const bool gpt2 = config.family == ModelFamily::gpt2;
   const auto explicit_dim = keys.object().find("head_dim");
   const bool derived = explicit_dim == keys.object().end() || explicit_dim->is_null();
-  // transformers refuses a Llama whose hidden size its heads do not divide, even where head_dim is given.
-  if ((gpt2 || config.family == ModelFamily::llama || (derived && config.family != ModelFamily::qwen3)) &&
-      config.hidden % config.heads != 0) {
+  // transformers refuses a Llama or Gemma whose hidden size its heads do not divide, even where head_dim is given.
+  const bool strict = gpt2 || config.family == ModelFamily::llama || is_gemma(config.family);
+  if ((strict || (derived && config.family != ModelFamily::qwen3)) && config.hidden % config.heads != 0) {
     keys.fail(gpt2 ? "n_head" : "num_attention_heads",
               fmt::format("the hidden size {} must be a multiple of the {} heads", config.hidden, config.heads));
   }

@@ -23,56 +23,21 @@ struct Defaults {
   std::int64_t intermediate;
   std::optional<std::int64_t> kv_heads;
   std::int64_t max_position;
+  std::int64_t hidden = 4096, layers = 32, heads = 32;
 };
-constexpr std::int64_t kHidden = 4096;
-constexpr std::int64_t kLayers = 32;
-constexpr std::int64_t kHeads = 32;
 constexpr std::int64_t kWindow = 4096;
-constexpr std::array<Defaults, 4> kDefaults{{{ModelFamily::llama, 32000, 11008, std::nullopt, 2048},
+constexpr std::array<Defaults, 6> kDefaults{{{ModelFamily::llama, 32000, 11008, std::nullopt, 2048},
                                              {ModelFamily::qwen2, 151936, 22016, 32, 32768},
                                              {ModelFamily::mistral, 32000, 14336, 8, 131072},
-                                             {ModelFamily::qwen3, 151936, 22016, 32, 32768}}};
+                                             {ModelFamily::qwen3, 151936, 22016, 32, 32768},
+                                             {ModelFamily::gemma2, 256000, 9216, 4, 8192, 2304, 26, 8},
+                                             {ModelFamily::gemma3, 262208, 9216, 4, 131072, 2304, 26, 8}}};
 
 const Defaults& defaults_of(ModelFamily family) {
   for (const Defaults& entry : kDefaults) {
     if (entry.family == family) return entry;
   }
   throw InternalError("no defaults for this model family");
-}
-
-Activation read_activation(ConfigKeys& keys, const std::string& key, const std::string& missing) {
-  static constexpr std::array<std::pair<std::string_view, Activation>, 8> kWords{
-      {{"silu", Activation::silu},
-       {"swish", Activation::silu},
-       {"gelu", Activation::gelu},
-       {"gelu_python", Activation::gelu},
-       {"gelu_new", Activation::gelu_tanh},
-       {"gelu_pytorch_tanh", Activation::gelu_tanh},
-       {"gelu_python_tanh", Activation::gelu_tanh},
-       {"relu", Activation::relu}}};
-  const std::string word = keys.text(key, missing);
-  for (const auto& [name, activation] : kWords) {
-    if (name == word) return activation;
-  }
-  keys.fail(key, "Spillway supports silu, swish, gelu, gelu_new, gelu_pytorch_tanh and relu");
-}
-
-// True where a layer slides; empty when the key is missing or null.
-std::vector<bool> read_layer_types(ConfigKeys& keys, std::int64_t layers) {
-  std::vector<bool> slides;
-  const nlohmann::json* types = keys.find("layer_types");
-  if (types == nullptr || types->is_null()) return slides;
-  if (!types->is_array() || types->size() != static_cast<std::size_t>(layers)) {
-    keys.fail("layer_types", fmt::format("expected a list of {} strings, one a layer", layers));
-  }
-  for (const nlohmann::json& type : *types) {
-    const std::string word = type.is_string() ? type.get<std::string>() : type.dump();
-    if (word != "full_attention" && word != "sliding_attention") {
-      keys.fail("layer_types", fmt::format("Spillway supports full_attention and sliding_attention, not {}", word));
-    }
-    slides.push_back(word == "sliding_attention");
-  }
-  return slides;
 }
 
 // Qwen: a window counts only where use_sliding_window says so, and then for the layers of layer_types or for those from
@@ -109,6 +74,8 @@ void read_head_dim(ConfigKeys& keys, ModelConfig& config) {
   const std::int64_t derived = config.hidden / config.heads;  // exact: check_sizes refuses the rest
   if (config.family == ModelFamily::qwen3) {
     config.head_dim = keys.integer("head_dim", 128, limits::kCount);
+  } else if (is_gemma(config.family)) {
+    config.head_dim = keys.integer("head_dim", 256, limits::kCount);
   } else if (config.family == ModelFamily::qwen2) {
     config.head_dim = keys.integer("head_dim", derived, limits::kCount);
   } else {
@@ -117,9 +84,10 @@ void read_head_dim(ConfigKeys& keys, ModelConfig& config) {
 }
 
 // transformers gives this number to the embedding, whose row then gets no gradient; a negative one counts from the end.
-std::optional<std::int64_t> read_padding_token(ConfigKeys& keys, std::int64_t vocabulary) {
-  const auto token = keys.integer_or_null("pad_token_id", std::nullopt, {-vocabulary, vocabulary - 1});
-  return token && *token < 0 ? *token + vocabulary : token;
+std::optional<std::int64_t> read_padding_token(ConfigKeys& keys, const ModelConfig& config) {
+  const std::optional<std::int64_t> missing = is_gemma(config.family) ? std::optional<std::int64_t>(0) : std::nullopt;
+  const auto token = keys.integer_or_null("pad_token_id", missing, {-config.vocabulary, config.vocabulary - 1});
+  return token && *token < 0 ? *token + config.vocabulary : token;
 }
 
 void read_biases(ConfigKeys& keys, ModelConfig& config) {
@@ -130,6 +98,8 @@ void read_biases(ConfigKeys& keys, ModelConfig& config) {
       config.mlp_bias = keys.boolean("mlp_bias", false);
       return;
     case ModelFamily::qwen3:
+    case ModelFamily::gemma2:
+    case ModelFamily::gemma3:
       config.attention_bias = keys.boolean("attention_bias", false);
       config.attention_output_bias = config.attention_bias;
       break;
@@ -152,6 +122,10 @@ void read_family_extras(ConfigKeys& keys, ModelConfig& config) {
     case ModelFamily::mistral:
       read_mistral_window(keys, config);
       break;
+    case ModelFamily::gemma2:
+    case ModelFamily::gemma3:
+      read_gemma(keys, config);
+      break;
     default:
       keys.only("use_mrope", "[false]");
       read_qwen_window(keys, config);
@@ -160,6 +134,40 @@ void read_family_extras(ConfigKeys& keys, ModelConfig& config) {
 }
 
 }  // namespace
+
+Activation read_activation(ConfigKeys& keys, const std::string& key, const std::string& missing) {
+  static constexpr std::array<std::pair<std::string_view, Activation>, 8> kWords{
+      {{"silu", Activation::silu},
+       {"swish", Activation::silu},
+       {"gelu", Activation::gelu},
+       {"gelu_python", Activation::gelu},
+       {"gelu_new", Activation::gelu_tanh},
+       {"gelu_pytorch_tanh", Activation::gelu_tanh},
+       {"gelu_python_tanh", Activation::gelu_tanh},
+       {"relu", Activation::relu}}};
+  const std::string word = keys.text(key, missing);
+  for (const auto& [name, activation] : kWords) {
+    if (name == word) return activation;
+  }
+  keys.fail(key, "Spillway supports silu, swish, gelu, gelu_new, gelu_pytorch_tanh and relu");
+}
+
+std::vector<bool> read_layer_types(ConfigKeys& keys, std::int64_t layers) {
+  std::vector<bool> slides;
+  const nlohmann::json* types = keys.find("layer_types");
+  if (types == nullptr || types->is_null()) return slides;
+  if (!types->is_array() || types->size() != static_cast<std::size_t>(layers)) {
+    keys.fail("layer_types", fmt::format("expected a list of {} strings, one a layer", layers));
+  }
+  for (const nlohmann::json& type : *types) {
+    const std::string word = type.is_string() ? type.get<std::string>() : type.dump();
+    if (word != "full_attention" && word != "sliding_attention") {
+      keys.fail("layer_types", fmt::format("Spillway supports full_attention and sliding_attention, not {}", word));
+    }
+    slides.push_back(word == "sliding_attention");
+  }
+  return slides;
+}
 
 void read_gpt2(ConfigKeys& keys, ModelConfig& config) {
   config.vocabulary = keys.integer("vocab_size", 50257, limits::kVocabulary);
@@ -188,23 +196,23 @@ void read_gpt2(ConfigKeys& keys, ModelConfig& config) {
 void read_llama_like(ConfigKeys& keys, ModelConfig& config) {
   const Defaults& defaults = defaults_of(config.family);
   config.vocabulary = keys.integer("vocab_size", defaults.vocabulary, limits::kVocabulary);
-  config.hidden = keys.integer("hidden_size", kHidden, limits::kHidden);
+  config.hidden = keys.integer("hidden_size", defaults.hidden, limits::kHidden);
   config.intermediate = keys.integer("intermediate_size", defaults.intermediate, limits::kIntermediate);
-  config.layers = keys.integer("num_hidden_layers", kLayers, limits::kCount);
-  config.heads = keys.integer("num_attention_heads", kHeads, limits::kCount);
+  config.layers = keys.integer("num_hidden_layers", defaults.layers, limits::kCount);
+  config.heads = keys.integer("num_attention_heads", defaults.heads, limits::kCount);
   config.kv_heads =
       keys.integer_or_null("num_key_value_heads", defaults.kv_heads, limits::kCount).value_or(config.heads);
   config.max_position = keys.integer("max_position_embeddings", defaults.max_position, limits::kPositions);
-  config.activation = read_activation(keys, "hidden_act", "silu");
+  if (!is_gemma(config.family)) config.activation = read_activation(keys, "hidden_act", "silu");
   config.norm_eps = keys.number("rms_norm_eps", 1e-6, kEpsilon);
   config.initializer_range = keys.number("initializer_range", 0.02, kRange);
   config.attention_dropout = keys.number("attention_dropout", 0, kDropout);
-  config.tied_head = keys.boolean("tie_word_embeddings", false);
-  config.qk_norm = config.family == ModelFamily::qwen3;
-  config.padding_token = read_padding_token(keys, config.vocabulary);
+  config.tied_head = keys.boolean("tie_word_embeddings", is_gemma(config.family));
+  config.qk_norm = config.family == ModelFamily::qwen3 || config.family == ModelFamily::gemma3;
+  config.padding_token = read_padding_token(keys, config);
   read_biases(keys, config);
   read_family_extras(keys, config);
-  read_rope(keys, config);
+  config.family == ModelFamily::gemma3 ? read_rope_of_layer_kinds(keys, config) : read_rope(keys, config);
   read_head_dim(keys, config);
 }
 

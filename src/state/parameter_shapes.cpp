@@ -79,6 +79,10 @@ void walk_llama_like(const ModelConfig& c, Walk& walk) {
     walk.linear("mlp.down_proj", c.intermediate, c.hidden, c.mlp_bias);
     walk.add("input_layernorm.weight", {c.hidden});
     walk.add("post_attention_layernorm.weight", {c.hidden});
+    if (c.branch_norms) {
+      walk.add("pre_feedforward_layernorm.weight", {c.hidden});
+      walk.add("post_feedforward_layernorm.weight", {c.hidden});
+    }
   }
   walk.enter("model.", c.layers + 1);
   walk.add("norm.weight", {c.hidden});

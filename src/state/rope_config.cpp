@@ -56,7 +56,7 @@ std::optional<Rope> read_object(ConfigKeys& top, const std::string& name, std::i
   if (!object->is_object()) top.fail(name, "expected an object or null");
   if (object->empty()) return std::nullopt;
 
-  ConfigKeys keys(*object, top.source(), name + ".");
+  ConfigKeys keys(*object, top.source(), top.path() + name + ".");
   Rope rope;
   rope.scaling.type = read_type(keys);
   if (keys.has("rope_theta")) rope.theta = keys.number("rope_theta", kDefaultTheta, kTheta);
@@ -67,24 +67,53 @@ std::optional<Rope> read_object(ConfigKeys& top, const std::string& name, std::i
   return rope;
 }
 
+// The base frequency that stands outside and may stand inside too.
+double theta_of(ConfigKeys& keys, const char* key, double missing, const Rope& rope) {
+  const double outer = keys.number(key, missing, kTheta);
+  if (rope.theta && keys.has(key) && *rope.theta != outer) {
+    keys.fail(key, fmt::format("the rope object beside it says {}; keep one of the two", *rope.theta));
+  }
+  return rope.theta.value_or(outer);
+}
+
 }  // namespace
 
 void read_rope(ConfigKeys& keys, ModelConfig& config) {
   keys.only("partial_rotary_factor", "[1, null]");
   keys.only("rope_interleaved", "[false]");
   keys.find("original_max_position_embeddings");  // has a meaning for llama3 only, and is read there
-  const double outer = keys.number("rope_theta", kDefaultTheta, kTheta);
   const auto older = read_object(keys, "rope_scaling", config.max_position);
   const auto newer = read_object(keys, "rope_parameters", config.max_position);
   if (older && newer && *older != *newer) {
     keys.fail("rope_scaling", "\"rope_parameters\" says something else; keep one of the two");
   }
   const Rope rope = newer ? *newer : older.value_or(Rope{});
-  if (rope.theta && keys.has("rope_theta") && *rope.theta != outer) {
-    keys.fail("rope_theta", fmt::format("the rope object beside it says {}; keep one of the two", *rope.theta));
-  }
-  config.rope_theta = rope.theta.value_or(outer);
+  config.rope_theta = theta_of(keys, "rope_theta", kDefaultTheta, rope);
   config.rope = rope.scaling;
+}
+
+void read_rope_of_layer_kinds(ConfigKeys& keys, ModelConfig& config) {
+  constexpr double kDefaultGlobalTheta = 1e6;
+  constexpr const char *kNested = "rope_parameters", *kSliding = "sliding_attention";
+  std::optional<Rope> full = read_object(keys, "rope_scaling", config.max_position), sliding;
+  const nlohmann::json* nested = keys.find(kNested);
+  if (nested != nullptr && !nested->is_null()) {
+    if (!nested->is_object()) keys.fail(kNested, "expected an object or null");
+    ConfigKeys kinds(*nested, keys.source(), std::string(kNested) + ".");
+    const auto newer = read_object(kinds, "full_attention", config.max_position);
+    if (newer && full && *newer != *full) {
+      keys.fail("rope_scaling", "\"rope_parameters\" says something else; keep one of the two");
+    }
+    if (newer) full = newer;
+    sliding = read_object(kinds, kSliding, config.max_position);
+    if (sliding && sliding->scaling.type != RopeScaling::Type::none) {
+      kinds.fail(kSliding, "Spillway scales the frequencies of the layers that do not slide alone");
+    }
+    kinds.reject_unknown({});
+  }
+  config.rope_theta = theta_of(keys, "rope_theta", kDefaultGlobalTheta, full.value_or(Rope{}));
+  config.sliding_rope_theta = theta_of(keys, "rope_local_base_freq", kDefaultTheta, sliding.value_or(Rope{}));
+  config.rope = full.value_or(Rope{}).scaling;
 }
 
 }  // namespace spillway

@@ -27,8 +27,8 @@ std::shared_ptr<CausalLM> perturbed(const ModelConfig& config) {
 }
 
 TEST(Attention, SeesNothingOfTheFuture) {
-  for (const ModelConfig& config : {small_gpt2(), small_llama()}) {
-    const auto model = perturbed(config);
+  for (const ModelFamily family : kAllFamilies) {
+    const auto model = perturbed(small_model(family));
     torch::Tensor tokens = some_tokens(1, 20);
     const torch::Tensor before = logits_of(*model, tokens);
     tokens[0][12] = (tokens[0][12] + 1).remainder(64);
@@ -74,6 +74,34 @@ TEST(SlidingWindow, MayBeOfSomeLayersOnly) {
   for (const torch::Tensor& other : {none, both, second}) EXPECT_FALSE(torch::equal(first, other));
 }
 
+// The two kinds of layers count positions by frequencies of their own.
+TEST(SlidingWindow, MayHaveItsOwnRotaryFrequencies) {
+  const torch::Tensor tokens = some_tokens(1, 20);
+  ModelConfig config = small_gemma(ModelFamily::gemma3);
+  const torch::Tensor both = logits_of(*perturbed(config), tokens);
+  ModelConfig changed = config;
+  changed.sliding_rope_theta = 501;
+  EXPECT_FALSE(torch::equal(logits_of(*perturbed(changed), tokens), both));
+  changed = config;
+  changed.rope = {.type = RopeScaling::Type::linear, .factor = 2};
+  EXPECT_FALSE(torch::equal(logits_of(*perturbed(changed), tokens), both));
+  config.layer_slides = {};  // all slide: what the others would scale does not matter
+  changed = config;
+  changed.rope = {.type = RopeScaling::Type::linear, .factor = 2};
+  EXPECT_TRUE(torch::equal(logits_of(*perturbed(changed), tokens), logits_of(*perturbed(config), tokens)));
+}
+
+TEST(Softcap, BendsLogitsTowardsItsLimit) {
+  ModelConfig config = small_gemma(ModelFamily::gemma2);
+  const torch::Tensor tokens = some_tokens(2, 20);
+  const torch::Tensor bent = logits_of(*perturbed(config), tokens);
+  config.logit_softcap = std::nullopt;
+  const torch::Tensor plain = logits_of(*perturbed(config), tokens);
+  EXPECT_GT(plain.abs().max().item<double>(), 4);
+  EXPECT_LT(bent.abs().max().item<double>(), 4);
+  EXPECT_LT(largest_difference(bent, (plain / 4).tanh() * 4), 1e-6);
+}
+
 TEST(Attention, LengthsAndModesMayAlternate) {
   const auto model = perturbed(small_llama());
   const torch::Tensor tokens = some_tokens(2, 20);
@@ -88,7 +116,8 @@ TEST(Attention, LengthsAndModesMayAlternate) {
 }
 
 TEST(WorkingTypes, SixteenBitFollowsFp32) {
-  for (const ModelConfig& config : {small_gpt2(), small_llama()}) {
+  for (const ModelFamily family : kAllFamilies) {
+    const ModelConfig config = small_model(family);
     const auto wide = perturbed(config);
     const torch::Tensor tokens = some_tokens(2, 16);
     const auto loss_of = [&](CausalLM& model) {

@@ -52,7 +52,7 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
 class Blocks : public testing::TestWithParam<ModelFamily> {
  protected:
   void SetUp() override {
-    ModelConfig config = GetParam() == ModelFamily::gpt2 ? small_gpt2() : small_llama();
+    ModelConfig config = small_model(GetParam());
     config.tied_head = true;
     config.attention_dropout = 0.25;
     model = make_causal_lm(config, 9);
@@ -121,7 +121,7 @@ TEST_P(Blocks, RefuseWhatIsNotRowsOfTokens) {
   EXPECT_EQ(model->forward(torch::zeros({1, 32}, torch::kLong)).sizes(), (std::vector<std::int64_t>{1, 32, 64}));
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Blocks, testing::Values(ModelFamily::gpt2, ModelFamily::llama),
+INSTANTIATE_TEST_SUITE_P(Models, Blocks, testing::ValuesIn(kAllFamilies),
                          [](const auto& info) { return std::string(to_string(info.param)); });
 
 }  // namespace

@@ -8,7 +8,8 @@
 namespace spillway::test {
 namespace {
 
-const char* const kFolders[] = {"gpt2", "llama", "llama-tied-scaled-rope", "qwen2", "qwen3-logits", "mistral-logits"};
+const char* const kFolders[] = {"gpt2",   "llama", "llama-tied-scaled-rope", "qwen2", "qwen3-logits", "mistral-logits",
+                                "gemma2", "gemma3"};
 
 std::int64_t shard_count(const fs::path& folder) {
   return std::count_if(fs::directory_iterator(folder), fs::directory_iterator(),
@@ -73,7 +74,7 @@ TEST(Folders, SaveAndLoadAreExact) {
 
 TEST(Folders, AConfigurationIsWrittenWhereThereIsNoSource) {
   for (const char* name : {"gpt2", "llama", "llama-tied-scaled-rope", "qwen2", "qwen3-logits", "qwen3-sliding-logits",
-                           "mistral-logits", "llama-bias-logits"}) {
+                           "mistral-logits", "llama-bias-logits", "gemma2", "gemma3"}) {
     const auto model = load_causal_lm(golden(name));
     const TempFolder folder;
     save_causal_lm(*model, folder.path());

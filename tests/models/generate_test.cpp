@@ -49,13 +49,8 @@ double cache_error(CausalLM& model, const torch::Tensor& tokens, std::int64_t be
 }
 
 ModelConfig variant(ModelFamily family, bool tied) {
-  ModelConfig config = family == ModelFamily::gpt2 ? small_gpt2() : small_llama();
-  config.family = family;
+  ModelConfig config = small_model(family);
   config.tied_head = tied;
-  config.attention_bias = family == ModelFamily::qwen2 || family == ModelFamily::gpt2;
-  config.qk_norm = family == ModelFamily::qwen3;
-  if (family == ModelFamily::mistral || family == ModelFamily::qwen3) config.sliding_window = 6;
-  if (family == ModelFamily::qwen3) config.layer_slides = {false, true};
   return config;
 }
 
@@ -66,9 +61,7 @@ std::shared_ptr<CausalLM> perturbed(const ModelConfig& config, DType dtype = DTy
 }
 
 class Cache : public testing::TestWithParam<ModelFamily> {};
-INSTANTIATE_TEST_SUITE_P(Families, Cache,
-                         testing::Values(ModelFamily::gpt2, ModelFamily::llama, ModelFamily::mistral,
-                                         ModelFamily::qwen2, ModelFamily::qwen3),
+INSTANTIATE_TEST_SUITE_P(Families, Cache, testing::ValuesIn(kAllFamilies),
                          [](const auto& info) { return std::string(to_string(info.param)); });
 
 TEST_P(Cache, GivesTheLogitsOfTheWholeRow) {
@@ -128,7 +121,8 @@ TEST_P(Cache, RunsEveryBlockThroughTheBoundCallOnOnePosition) {
 class GoldenGeneration : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Models, GoldenGeneration,
                          testing::Values("gpt2", "llama", "llama-tied-scaled-rope", "qwen2", "qwen3-logits",
-                                         "qwen3-sliding-logits", "mistral-logits", "llama-bias-logits"),
+                                         "qwen3-sliding-logits", "mistral-logits", "llama-bias-logits", "gemma2",
+                                         "gemma3"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');

@@ -39,7 +39,8 @@ TEST_P(Golden, LogitsOfTheFirstRows) {
   EXPECT_LT(largest_difference(logits, expected), 1e-5);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Golden, testing::Values("gpt2", "llama", "llama-tied-scaled-rope", "qwen2"),
+INSTANTIATE_TEST_SUITE_P(Models, Golden,
+                         testing::Values("gpt2", "llama", "llama-tied-scaled-rope", "qwen2", "gemma2", "gemma3"),
                          [](const auto& info) { return test_name(info.param); });
 
 TEST_P(GoldenLogits, OfTheOtherVariants) {
@@ -115,7 +116,8 @@ TEST_P(GoldenTraining, FollowsThePublishedCurve) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, GoldenTraining, testing::Values("gpt2", "llama", "llama-tied-scaled-rope", "qwen2"),
+INSTANTIATE_TEST_SUITE_P(Models, GoldenTraining,
+                         testing::Values("gpt2", "llama", "llama-tied-scaled-rope", "qwen2", "gemma2", "gemma3"),
                          [](const auto& info) { return test_name(info.param); });
 
 }  // namespace

@@ -12,15 +12,6 @@
 namespace spillway::test {
 namespace {
 
-ModelConfig family_config(ModelFamily family) {
-  if (family == ModelFamily::gpt2) return small_gpt2();
-  ModelConfig config = small_llama();
-  config.family = family;
-  config.attention_bias = family == ModelFamily::qwen2;
-  config.qk_norm = family == ModelFamily::qwen3;
-  return config;
-}
-
 torch::Tensor logits_of(CausalLM& model) {
   const torch::NoGradGuard no_grad;
   return model.forward(some_tokens(2, 20));
@@ -51,12 +42,10 @@ std::vector<std::string> names_of(const std::vector<ParameterShape>& shapes) {
 
 class Lora : public testing::TestWithParam<ModelFamily> {
  protected:
-  const ModelConfig config = family_config(GetParam());
+  const ModelConfig config = small_model(GetParam());
   const LoraOptions all{.rank = 3, .alpha = 6, .targets = {"all-linear"}};
 };
-INSTANTIATE_TEST_SUITE_P(Families, Lora,
-                         testing::Values(ModelFamily::gpt2, ModelFamily::llama, ModelFamily::mistral,
-                                         ModelFamily::qwen2, ModelFamily::qwen3),
+INSTANTIATE_TEST_SUITE_P(Families, Lora, testing::ValuesIn(kAllFamilies),
                          [](const auto& info) { return std::string(to_string(info.param)); });
 
 TEST_P(Lora, ParametersAreThoseOfTheTwoListsTheFirstFrozenTheSecondTrained) {

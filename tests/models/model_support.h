@@ -93,6 +93,40 @@ inline ModelConfig small_gpt2() {
   return config;
 }
 
+/// A small Gemma 2 or 3: the first layer slides; scores and logits are bent where the family bends them.
+inline ModelConfig small_gemma(ModelFamily family) {
+  ModelConfig config = small_llama();
+  const bool second = family == ModelFamily::gemma2;
+  config.family = family;
+  config.activation = Activation::gelu_tanh;
+  config.norm_plus_one = config.branch_norms = config.scale_embedding = true;
+  config.query_pre_attn_scalar = 12;
+  config.qk_norm = !second;
+  config.sliding_window = 6;
+  config.layer_slides = {true, false};
+  config.logit_softcap = 4;
+  if (second) config.attention_softcap = 2;
+  if (!second) config.sliding_rope_theta = 500;
+  return config;
+}
+
+/// A small model of any family, with what makes it different from the others.
+inline ModelConfig small_model(ModelFamily family) {
+  if (family == ModelFamily::gpt2) return small_gpt2();
+  if (family == ModelFamily::gemma2 || family == ModelFamily::gemma3) return small_gemma(family);
+  ModelConfig config = small_llama();
+  config.family = family;
+  config.attention_bias = family == ModelFamily::qwen2;
+  config.qk_norm = family == ModelFamily::qwen3;
+  if (family == ModelFamily::mistral || family == ModelFamily::qwen3) config.sliding_window = 6;
+  if (family == ModelFamily::qwen3) config.layer_slides = {false, true};
+  return config;
+}
+
+inline const ModelFamily kAllFamilies[] = {ModelFamily::gpt2,  ModelFamily::llama, ModelFamily::mistral,
+                                           ModelFamily::qwen2, ModelFamily::qwen3, ModelFamily::gemma2,
+                                           ModelFamily::gemma3};
+
 /// Token numbers that a seed gives, the same in every run.
 inline torch::Tensor some_tokens(std::int64_t batch, std::int64_t length, std::int64_t vocabulary = 64) {
   return (torch::arange(batch * length) * 37 + 11).remainder(vocabulary).view({batch, length});

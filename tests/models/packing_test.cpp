@@ -7,11 +7,7 @@ namespace spillway::test {
 namespace {
 
 ModelConfig variant(ModelFamily family) {
-  ModelConfig config = family == ModelFamily::gpt2 ? small_gpt2() : small_llama();
-  config.family = family;
-  config.attention_bias = family == ModelFamily::qwen2 || family == ModelFamily::gpt2;
-  config.qk_norm = family == ModelFamily::qwen3;
-  if (family == ModelFamily::mistral || family == ModelFamily::qwen3) config.sliding_window = 6;
+  ModelConfig config = small_model(family);
   if (family == ModelFamily::qwen3) config.layer_slides = {true, false};
   return config;
 }
@@ -51,9 +47,7 @@ class Packing : public testing::TestWithParam<ModelFamily> {
   const torch::Tensor documents = repeated({{0, 9}, {1, 12}, {2, 1}, {-1, 4}});
   const std::vector<std::pair<std::int64_t, std::int64_t>> spans{{0, 9}, {9, 12}, {21, 1}};
 };
-INSTANTIATE_TEST_SUITE_P(Families, Packing,
-                         testing::Values(ModelFamily::gpt2, ModelFamily::llama, ModelFamily::mistral,
-                                         ModelFamily::qwen2, ModelFamily::qwen3),
+INSTANTIATE_TEST_SUITE_P(Families, Packing, testing::ValuesIn(kAllFamilies),
                          [](const auto& info) { return std::string(to_string(info.param)); });
 
 TEST_P(Packing, EachDocumentHasTheLogitsItHasAlone) {

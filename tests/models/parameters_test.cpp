@@ -12,7 +12,7 @@ namespace {
 std::vector<ModelConfig> variants() {
   std::vector<ModelConfig> result{small_gpt2(), small_llama()};
   for (const char* name : {"gpt2", "llama", "llama-tied-scaled-rope", "qwen2", "qwen3-logits", "qwen3-sliding-logits",
-                           "mistral-logits", "llama-bias-logits"}) {
+                           "mistral-logits", "llama-bias-logits", "gemma2", "gemma3"}) {
     result.push_back(ModelConfig::load(golden(name)));
   }
   result.push_back(small_gpt2());
@@ -87,6 +87,13 @@ TEST(Initialisation, LlamaDoesNotScaleItsBranches) {
   config.layers = 4;
   const auto weights = make_causal_lm(config, 1)->named_parameters()["model.layers.1.mlp.down_proj.weight"];
   EXPECT_NEAR(weights.std().item<double>(), 0.02, 0.001);
+}
+
+TEST(Initialisation, GemmaMultipliesByOnePlusItsNorms) {
+  for (const auto& item : make_causal_lm(small_gemma(ModelFamily::gemma3), 1)->named_parameters()) {
+    const bool norm = item.value().dim() == 1;
+    EXPECT_EQ(item.value().abs().max().item<double>() == 0, norm) << item.key();
+  }
 }
 
 TEST(Parameters, ThePaddingTokenGetsNoGradientFromTheEmbedding) {

@@ -63,6 +63,15 @@ TEST(ModelConfigRefusal, WhatChangesTheComputationIsRefusedByName) {
       {"llama", R"("pruned_heads":{"0":[1]})"},
       {"llama", R"("mlp_bias":1)"},
       {"llama", R"("num_experts":8)"},
+      {"llama", R"("query_pre_attn_scalar":64)"},
+      {"gemma2", R"("use_bidirectional_attention":true)"},
+      {"gemma2", R"("hidden_act":"silu")"},
+      {"gemma2", R"("hidden_activation":"mish")"},
+      {"gemma2", R"("attn_logit_softcapping":0)"},
+      {"gemma2", R"("rope_local_base_freq":10000)"},
+      {"gemma3_text", R"("attn_logit_softcapping":50.0)"},
+      {"gemma3_text", R"("mlp_bias":true)"},
+      {"gemma3_text", R"("vision_config":{})"},
       {"llama", R"("architectures":["LlamaForSequenceClassification"])"}};
   for (const auto& [type, more] : cases) {
     const std::string key = more.substr(1, more.find('"', 1) - 1);
@@ -71,6 +80,7 @@ TEST(ModelConfigRefusal, WhatChangesTheComputationIsRefusedByName) {
   EXPECT_TRUE(holds(refusal(R"({"model_type":"gpt2","add_cross_attention":true})"), {"add_cross_attention"}));
   EXPECT_TRUE(holds(refusal(R"({"model_type":"gpt2","reorder_and_upcast_attn":true})"), {"reorder_and_upcast_attn"}));
   EXPECT_TRUE(holds(refusal(R"({"model_type":"bloom"})"), {"model_type", "bloom", "gpt2, llama"}));
+  EXPECT_TRUE(holds(refusal(R"({"model_type":"gemma3"})"), {"model_type", "gemma3_text"}));
   EXPECT_TRUE(holds(refusal("{}"), {"model_type", "missing"}));
 }
 
@@ -113,7 +123,8 @@ TEST(ModelConfigRefusal, EveryKeyRefusesValuesOfAnotherKind) {
       {"gpt2", {"vocab_size", "n_positions", "n_embd", "n_layer", "n_head", "n_inner"}},
       {"qwen3",
        {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-        "num_key_value_heads", "head_dim", "max_position_embeddings", "sliding_window", "max_window_layers"}}};
+        "num_key_value_heads", "head_dim", "max_position_embeddings", "sliding_window", "max_window_layers"}},
+      {"gemma3_text", {"head_dim", "query_pre_attn_scalar", "sliding_window", "sliding_window_pattern"}}};
   const std::map<std::string, std::vector<std::string>> others{
       {"gpt2",
        {"layer_norm_epsilon", "resid_pdrop", "embd_pdrop", "attn_pdrop", "initializer_range", "scale_attn_weights",
@@ -121,7 +132,9 @@ TEST(ModelConfigRefusal, EveryKeyRefusesValuesOfAnotherKind) {
       {"qwen3",
        {"rms_norm_eps", "initializer_range", "attention_dropout", "rope_theta", "tie_word_embeddings", "hidden_act",
         "attention_bias", "use_sliding_window", "rope_parameters", "layer_types", "architectures", "dtype",
-        "torch_dtype", "model_type"}}};
+        "torch_dtype", "model_type"}},
+      {"gemma2", {"attn_logit_softcapping", "final_logit_softcapping", "hidden_activation", "rope_theta"}},
+      {"gemma3_text", {"final_logit_softcapping", "rope_local_base_freq", "rope_parameters", "layer_types"}}};
   const auto mutate = [](const std::string& family, const std::string& key, const std::string& value) {
     if (key == "model_type") return "{\"model_type\":" + value + "}";
     return R"({"model_type":")" + family + "\",\"" + key + "\":" + value + "}";
@@ -163,7 +176,7 @@ TEST(ModelConfigRefusal, EveryKeyOfTheGoldenConfigurationsMayBeWrong) {
                                            {1, "a"},
                                            {{"rope_type", 1}}};
   int refused = 0;
-  for (const char* name : {"gpt2", "llama", "llama-tied-scaled-rope", "qwen2"}) {
+  for (const char* name : {"gpt2", "llama", "llama-tied-scaled-rope", "qwen2", "gemma2", "gemma3"}) {
     const auto original = nlohmann::json::parse(test::read_file(test::golden(name) / "config.json"));
     for (const auto& [key, old] : original.items()) {
       for (const nlohmann::json& value : values) {

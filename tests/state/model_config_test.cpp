@@ -37,11 +37,36 @@ TEST_P(GoldenModel, ShapesEqualThoseOfItsWeights) {
     EXPECT_EQ(weights.tensor(parameter.name).numel(), parameter.numel()) << parameter.name;
   }
   EXPECT_EQ(config.stored_dtype, DType::f32);
-  EXPECT_EQ(config.eos_token, 0);
-  EXPECT_EQ(config.norm_eps, 1e-5);
+  const bool gemma = config.norm_plus_one;
+  EXPECT_EQ(config.eos_token, gemma ? 1 : 0);
+  EXPECT_EQ(config.norm_eps, gemma ? 1e-6 : 1e-5);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GoldenModel, ::testing::Values("gpt2", "llama", "llama-tied-scaled-rope", "qwen2"));
+INSTANTIATE_TEST_SUITE_P(All, GoldenModel,
+                         ::testing::Values("gpt2", "llama", "llama-tied-scaled-rope", "qwen2", "gemma2", "gemma3"));
+
+TEST(ModelConfig, GoldenGemma) {
+  const ModelConfig second = ModelConfig::load(golden("gemma2")), third = ModelConfig::load(golden("gemma3"));
+  for (const ModelConfig& config : {second, third}) {
+    EXPECT_EQ(config.head_dim, 16);
+    EXPECT_EQ(config.query_pre_attn_scalar, 24);
+    EXPECT_EQ(config.padding_token, 0);
+    EXPECT_TRUE(config.tied_head && config.branch_norms && config.scale_embedding);
+    EXPECT_EQ(config.activation, Activation::gelu_tanh);
+  }
+  EXPECT_EQ(second.attention_softcap, 2.0);
+  EXPECT_EQ(second.logit_softcap, 4.0);
+  EXPECT_EQ(second.layer_slides, (std::vector<bool>{true, false, true}));
+  EXPECT_EQ(second.sliding_rope_theta, std::nullopt);
+  EXPECT_FALSE(second.qk_norm);
+  EXPECT_EQ(third.logit_softcap, std::nullopt);
+  EXPECT_EQ(third.layer_slides, (std::vector<bool>{true, true, false}));
+  EXPECT_EQ(third.sliding_rope_theta, 1e4);
+  EXPECT_EQ(third.rope_theta, 1e6);
+  EXPECT_EQ(third.rope.type, RopeScaling::Type::linear);
+  EXPECT_EQ(third.rope.factor, 8.0);
+  EXPECT_TRUE(third.qk_norm);
+}
 
 TEST(ModelConfig, GoldenGpt2) {
   const ModelConfig config = ModelConfig::load(golden("gpt2") / "config.json");
@@ -140,6 +165,30 @@ TEST(ModelConfig, PublishedModelsHaveTheirPublishedSizes) {
       "sliding_window":null,"tie_word_embeddings":true,"use_sliding_window":false,"vocab_size":151936})");
   EXPECT_EQ(total(qwen3), 596'049'920);
   EXPECT_EQ(qwen3.head_dim, 128);
+
+  const ModelConfig gemma2 = parse_config(
+      R"({"architectures":["Gemma2ForCausalLM"],"attention_bias":false,"attention_dropout":0.0,
+      "attn_logit_softcapping":50.0,"bos_token_id":2,"cache_implementation":"hybrid","eos_token_id":1,
+      "final_logit_softcapping":30.0,"head_dim":256,"hidden_act":"gelu_pytorch_tanh",
+      "hidden_activation":"gelu_pytorch_tanh","hidden_size":2304,"initializer_range":0.02,"intermediate_size":9216,
+      "max_position_embeddings":8192,"model_type":"gemma2","num_attention_heads":8,"num_hidden_layers":26,
+      "num_key_value_heads":4,"pad_token_id":0,"query_pre_attn_scalar":256,"rms_norm_eps":1e-06,"rope_theta":10000.0,
+      "sliding_window":4096,"torch_dtype":"float32","use_cache":true,"vocab_size":256000})");
+  EXPECT_EQ(total(gemma2), 2'614'341'888);
+  EXPECT_EQ(gemma2.layer_slides.size(), 26U);
+  EXPECT_TRUE(gemma2.layer_slides[0] && !gemma2.layer_slides[1] && gemma2.layer_slides[24]);
+
+  const ModelConfig gemma3 = parse_config(
+      R"({"architectures":["Gemma3ForCausalLM"],"attention_bias":false,"attn_logit_softcapping":null,
+      "cache_implementation":"hybrid","eos_token_id":[1,106],"final_logit_softcapping":null,"head_dim":256,
+      "hidden_activation":"gelu_pytorch_tanh","hidden_size":1152,"intermediate_size":6912,
+      "max_position_embeddings":32768,"model_type":"gemma3_text","num_attention_heads":4,"num_hidden_layers":26,
+      "num_key_value_heads":1,"pad_token_id":0,"query_pre_attn_scalar":256,"rms_norm_eps":1e-06,
+      "rope_local_base_freq":10000,"rope_scaling":null,"rope_theta":1000000,"sliding_window":512,
+      "sliding_window_pattern":6,"torch_dtype":"bfloat16","vocab_size":262144})");
+  EXPECT_EQ(total(gemma3), 999'885'952);
+  EXPECT_EQ(gemma3.sliding_window, 512);
+  EXPECT_TRUE(gemma3.layer_slides[4] && !gemma3.layer_slides[5] && gemma3.layer_slides[6]);
 }
 
 TEST(ModelConfig, NullIsNotMissing) {
@@ -212,6 +261,49 @@ TEST(ModelConfig, QwenWindows) {
                     {"layer_types", "chunked_attention"}));
 }
 
+TEST(ModelConfig, GemmaWindows) {
+  const auto slides = [](const char* type, const std::string& more) { return parse_config(small(type, more)); };
+  EXPECT_EQ(slides("gemma2", "").layer_slides, (std::vector<bool>{true, false, true}));
+  EXPECT_EQ(slides("gemma3_text", R"("sliding_window_pattern":2)").layer_slides,
+            (std::vector<bool>{true, false, true}));
+  const ModelConfig all = slides("gemma3_text", "");  // the sixth would not
+  EXPECT_EQ(all.sliding_window, 4096);
+  EXPECT_TRUE(all.layer_slides.empty());
+  EXPECT_EQ(slides("gemma3_text", R"("sliding_window_pattern":1)").sliding_window, std::nullopt);
+  const std::string full = R"("layer_types":["full_attention","full_attention","full_attention"])";
+  EXPECT_EQ(slides("gemma3_text", R"("sliding_window_pattern":3,)" + full).sliding_window, std::nullopt);
+  EXPECT_TRUE(holds(refusal(small("gemma2", R"("sliding_window":null)")), {"sliding_window", "some layers slide"}));
+  EXPECT_EQ(slides("gemma2", R"("sliding_window":8,"sliding_window_size":8)").sliding_window, 8);
+  EXPECT_TRUE(holds(refusal(small("gemma2", R"("sliding_window_size":8)")), {"sliding_window_size", "4096"}));
+  EXPECT_TRUE(holds(refusal(small("gemma2", R"("sliding_window_pattern":2)")), {"sliding_window_pattern"}));
+}
+
+TEST(ModelConfig, GemmaHasTwoRotaryBases) {
+  const auto gemma = [](const std::string& more) { return parse_config(small("gemma3_text", more)); };
+  EXPECT_EQ(gemma("").rope_theta, 1e6);
+  EXPECT_EQ(gemma("").sliding_rope_theta, 1e4);
+  const std::string scaled = R"("rope_theta":5e5,"rope_type":"linear","factor":8)";
+  for (const std::string& form :
+       {R"("rope_theta":5e5,"rope_local_base_freq":2e3,"rope_scaling":{"rope_type":"linear","factor":8})",
+        R"("rope_parameters":{"full_attention":{)" + scaled + R"(},"sliding_attention":{"rope_theta":2000}})"}) {
+    const ModelConfig config = gemma(form);
+    EXPECT_EQ(config.rope_theta, 5e5) << form;
+    EXPECT_EQ(config.sliding_rope_theta, 2e3) << form;
+    EXPECT_EQ(config.rope, (RopeScaling{.type = RopeScaling::Type::linear, .factor = 8})) << form;
+  }
+  const auto refused = [](const std::string& more) { return refusal(small("gemma3_text", more)); };
+  EXPECT_TRUE(holds(refused(R"("rope_parameters":{"rope_theta":1e4})"), {"rope_parameters.rope_theta"}));
+  EXPECT_TRUE(holds(refused(R"("rope_parameters":{"sliding_attention":{"rope_type":"linear","factor":2}})"),
+                    {"rope_parameters.sliding_attention"}));
+  EXPECT_TRUE(holds(refused(R"("rope_theta":1,"rope_parameters":{"full_attention":{"rope_theta":2}})"),
+                    {"rope_theta", "keep one"}));
+  EXPECT_TRUE(holds(refused(R"("rope_parameters":{"full_attention":{"rope_type":"yarn"}})"),
+                    {"rope_parameters.full_attention.rope_type", "yarn"}));
+  EXPECT_TRUE(holds(refused(R"("rope_scaling":{"type":"linear","factor":2},)"
+                            R"("rope_parameters":{"full_attention":{"rope_type":"default"}})"),
+                    {"rope_scaling", "keep one"}));
+}
+
 TEST(ModelConfig, MistralLayerTypesMustAgreeWithItsWindow) {
   const std::string full = R"("layer_types":["full_attention","full_attention","full_attention"])";
   EXPECT_EQ(parse_config(small("mistral", full + R"(,"sliding_window":null)")).sliding_window, std::nullopt);
@@ -230,6 +322,7 @@ TEST(ModelConfig, BiasesOfEachFamily) {
   EXPECT_TRUE(holds(refusal(small("mistral", R"("attention_bias":true)")), {"attention_bias", "only false"}));
   EXPECT_FALSE(parse_config(small("mistral", R"("attention_bias":false)")).attention_bias);
   EXPECT_TRUE(parse_config(small("qwen3", R"("attention_bias":true)")).attention_output_bias);
+  EXPECT_TRUE(parse_config(small("gemma2", R"("attention_bias":true)")).attention_output_bias);
 }
 
 TEST(ModelConfig, ParametersStandInRegistrationOrder) {
@@ -250,6 +343,12 @@ TEST(ModelConfig, ParametersStandInRegistrationOrder) {
   }
   EXPECT_EQ(names_of(qwen3, 1), layer);
   EXPECT_EQ(names_of(qwen3, 4), (std::vector<std::string>{"model.norm.weight", "lm_head.weight"}));
+
+  const ModelConfig gemma = parse_config(small("gemma3_text"));
+  EXPECT_EQ(names_of(gemma, 1).size(), 13U);
+  EXPECT_EQ(names_of(gemma, 1).back(), "model.layers.0.post_feedforward_layernorm.weight");
+  EXPECT_EQ(names_of(gemma, 1)[11], "model.layers.0.pre_feedforward_layernorm.weight");
+  EXPECT_EQ(names_of(gemma, 4), (std::vector<std::string>{"model.norm.weight"}));
 
   const ModelConfig gpt2 = ModelConfig::load(golden("gpt2"));
   EXPECT_EQ(names_of(gpt2, 0), (std::vector<std::string>{"transformer.wte.weight", "transformer.wpe.weight"}));
@@ -273,6 +372,8 @@ TEST(ModelConfig, PaddingTokensThatStopAGradient) {
   EXPECT_EQ(parse_config(small("llama", R"("pad_token_id":5)")).padding_token, 5);
   EXPECT_EQ(parse_config(small("llama", R"("pad_token_id":-1)")).padding_token, 255);
   EXPECT_EQ(parse_config(small("llama", R"("pad_token_id":null)")).padding_token, std::nullopt);
+  EXPECT_EQ(parse_config(small("gemma2")).padding_token, 0);
+  EXPECT_EQ(parse_config(small("gemma2", R"("pad_token_id":null)")).padding_token, std::nullopt);
   EXPECT_EQ(parse_config(R"({"model_type":"gpt2","pad_token_id":7})").padding_token, std::nullopt);
   EXPECT_TRUE(holds(refusal(small("llama", R"("pad_token_id":256)")), {"pad_token_id", "256"}));
 }

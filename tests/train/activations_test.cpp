@@ -27,6 +27,13 @@ ModelConfig shape(ModelFamily family, bool tied) {
     config.embedding_dropout = config.attention_dropout = config.residual_dropout = 0.1;
     config.activation = Activation::gelu_tanh;
   }
+  if (family == ModelFamily::gemma2) {
+    config.activation = Activation::gelu_tanh;
+    config.norm_plus_one = config.branch_norms = config.scale_embedding = true;
+    config.attention_softcap = config.logit_softcap = 4;
+    config.sliding_window = 7;
+    config.layer_slides = {true, false, true};
+  }
   return config;
 }
 
@@ -65,7 +72,7 @@ void expect_peak_as_planned(const ModelConfig& shape, const Config& config, Batc
 }
 
 TEST(Activations, OfAPlanFromShapesAloneAreThoseARunHolds) {
-  for (ModelFamily family : {ModelFamily::llama, ModelFamily::gpt2}) {
+  for (ModelFamily family : {ModelFamily::llama, ModelFamily::gpt2, ModelFamily::gemma2}) {
     for (bool tied : {false, true}) {
       for (DType precision : {DType::f32, DType::bf16}) {
         for (bool recompute : {false, true}) {

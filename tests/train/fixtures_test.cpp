@@ -50,13 +50,14 @@ TEST_P(Fixture, LossesNormsAndFinalWeightsAreThoseOfPyTorch) {
     EXPECT_NEAR(curve.norms[step], expected_norm, 1e-5 * expected_norm) << "step " << step;
   }
   const std::vector<double> distances = weight_distances(*model, folder);
-  ASSERT_GT(distances.size(), 50000U);
+  ASSERT_GT(distances.size(), 30000U);
   EXPECT_LT(distances[distances.size() * 999 / 1000], 2e-5);
   EXPECT_LT(distances.back(), 2e-4);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Fixture,
-                         testing::Combine(testing::Values("gpt2", "llama", "llama-tied-scaled-rope", "qwen2"),
+                         testing::Combine(testing::Values("gpt2", "llama", "llama-tied-scaled-rope", "qwen2", "gemma2",
+                                                          "gemma3"),
                                           testing::Values("resident", "zero_offload")));
 
 }  // namespace

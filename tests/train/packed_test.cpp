@@ -100,10 +100,22 @@ TEST(PackedData, TrainsToTheSameBitsOnEverySchedule) {
   }
 }
 
+constexpr ModelFamily kFamilies[] = {ModelFamily::gpt2, ModelFamily::llama, ModelFamily::mistral, ModelFamily::gemma2,
+                                     ModelFamily::gemma3};
+
 ModelConfig shape_of(ModelFamily family) {
   ModelConfig config = tiny_llama(true)->config();
   config.family = family;
   if (family == ModelFamily::mistral) config.sliding_window = 5;
+  if (family == ModelFamily::gemma2 || family == ModelFamily::gemma3) {
+    config.activation = Activation::gelu_tanh;
+    config.norm_plus_one = config.branch_norms = config.scale_embedding = true;
+    config.sliding_window = 5;
+    config.layer_slides.assign(static_cast<std::size_t>(config.layers), false);
+    config.layer_slides.front() = true;
+    if (family == ModelFamily::gemma2) config.attention_softcap = config.logit_softcap = 4;
+    if (family == ModelFamily::gemma3) config.sliding_rope_theta = 500;
+  }
   if (family == ModelFamily::gpt2) {
     config.kv_heads = config.heads;
     config.activation = Activation::gelu_tanh;
@@ -124,7 +136,7 @@ Bytes measured(const ModelConfig& shape, const Config& config, Bytes activations
 
 TEST(PackedData, TakesTheActivationsThatThePlanSays) {
   const TokenFile file(packed_file(), 0);
-  for (const ModelFamily family : {ModelFamily::gpt2, ModelFamily::llama, ModelFamily::mistral}) {
+  for (const ModelFamily family : kFamilies) {
     for (const bool recompute : {false, true}) {
       Config config = tiny_config("resident", 0, 4096, 1);
       config.recompute = recompute;
@@ -142,7 +154,7 @@ TEST(PackedData, TakesTheActivationsThatThePlanSays) {
 }
 
 TEST(GeneratedText, TakesNoMoreThanThePlanSays) {
-  for (const ModelFamily family : {ModelFamily::gpt2, ModelFamily::llama, ModelFamily::mistral}) {
+  for (const ModelFamily family : kFamilies) {
     for (const DType precision : {DType::f32, DType::bf16}) {
       for (const Two& lengths : std::vector<Two>{{1, 1}, {1, 20}, {9, 12}, {20, 40}}) {
         const std::int64_t prompt = lengths.first, count = lengths.second;

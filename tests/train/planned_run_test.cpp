@@ -35,8 +35,10 @@ ModelConfig tiny_model(ModelFamily family, bool tied) {
   model.head_dim = 8;
   model.max_position = 32;
   model.tied_head = tied;
-  model.activation = family == ModelFamily::gpt2 ? Activation::gelu_tanh : Activation::silu;
-  model.qk_norm = family == ModelFamily::qwen3;
+  const bool gemma = family == ModelFamily::gemma3;
+  model.activation = family == ModelFamily::gpt2 || gemma ? Activation::gelu_tanh : Activation::silu;
+  model.qk_norm = family == ModelFamily::qwen3 || gemma;
+  model.norm_plus_one = model.branch_norms = model.scale_embedding = gemma;
   model.attention_bias = family == ModelFamily::gpt2 || family == ModelFamily::qwen2;
   model.attention_output_bias = model.mlp_bias = family == ModelFamily::gpt2;
   return model;
@@ -77,7 +79,8 @@ RecordedRun record(const ModelConfig& shape, const Config& config, std::int64_t 
 
 class PlannedRun : public testing::TestWithParam<ModelFamily> {};
 INSTANTIATE_TEST_SUITE_P(Families, PlannedRun,
-                         testing::Values(ModelFamily::llama, ModelFamily::gpt2, ModelFamily::qwen2, ModelFamily::qwen3),
+                         testing::Values(ModelFamily::llama, ModelFamily::gpt2, ModelFamily::qwen2, ModelFamily::qwen3,
+                                         ModelFamily::gemma3),
                          [](const auto& info) { return std::string(to_string(info.param)); });
 
 TEST_P(PlannedRun, IsWhatTheEngineDoesLaneByLane) {

@@ -12,8 +12,8 @@
 
 namespace spillway {
 
-enum class ModelFamily { gpt2, llama, qwen2, mistral, qwen3 };
-/// The family's `model_type`: "gpt2", "llama", ...
+enum class ModelFamily { gpt2, llama, qwen2, mistral, qwen3, gemma2, gemma3 };
+/// The family's `model_type`: "gpt2", "llama", ..., "gemma3_text".
 std::string_view to_string(ModelFamily family);
 
 enum class Activation { gelu, gelu_tanh, relu, silu };
@@ -52,9 +52,16 @@ struct ModelConfig {
   bool attention_bias = false;         // q, k, v
   bool attention_output_bias = false;  // o
   bool mlp_bias = false;
-  bool qk_norm = false;  // Qwen3: RMS norm of each head's query and key
+  bool qk_norm = false;          // Qwen3, Gemma 3: RMS norm of each head's query and key
+  bool norm_plus_one = false;    // Gemma: norms multiply by 1 + weight, before they round
+  bool branch_norms = false;     // Gemma: what attention and MLP give is normed before it is added
+  bool scale_embedding = false;  // Gemma: embeddings are multiplied by sqrt(hidden), rounded to their type
+  std::optional<std::int64_t> query_pre_attn_scalar;  // scores are divided by its square root; empty: by head_dim's
+  std::optional<double> attention_softcap;            // Gemma 2: scores x become cap * tanh(x / cap)
+  std::optional<double> logit_softcap;                // Gemma: logits likewise
   double rope_theta = 10000.0;
   RopeScaling rope;
+  std::optional<double> sliding_rope_theta;    // Gemma 3: of the layers that slide, whose frequencies are not scaled
   std::optional<std::int64_t> sliding_window;  // positions a query sees, itself included
   std::vector<bool> layer_slides;              // one a layer where only some slide; empty: all alike
   double embedding_dropout = 0, attention_dropout = 0, residual_dropout = 0;
