@@ -100,7 +100,7 @@ int group_of(const std::string& name, std::int64_t dims, const Config& config) {
 RunPlan plan_run(std::span<const PlannedParameter> parameters, const Config& config, std::optional<Bytes> activations,
                  const RankPlace& place) {
   config.validate();
-  require(place.local_ranks >= 1, fmt::format("{} ranks of one host were asked for", place.local_ranks));
+  check(place.local_ranks >= 1, "a host has a rank at least");
   RunPlan plan;
   plan.place = place;
   plan.schedule = &find_schedule(config.schedule);

@@ -157,6 +157,8 @@ def run(wanted, build):
         programs = prepare(folder, build)
         environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
         environment.setdefault("OMP_NUM_THREADS", "1")
+        for allow in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):  # mpirun refuses root else
+            environment.setdefault(allow, "1")
         done = subprocess.run(["bash", "-c", script], cwd=folder / "spillway", env=environment, text=True, check=False,
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         ran += 1

@@ -49,7 +49,7 @@ class FieldReportsPage(unittest.TestCase):
                     self.assertRegex(row[2], r"^[\w.-]+/[\w.-]+#\d+")
 
     def test_field_tests_are_named(self):
-        written = {name for name in tests_under(ROOT / "tests" / "train") if re.match(r"(Checkpoint|Gradient|Memory|Update)Reports\.", name)}
+        written = {name for name in tests_under(ROOT / "tests" / "train") if re.match(r"(Checkpoint|Gradient|Memory|Rank|Update)Reports\.", name)}
         self.assertGreater(len(written), 25)
         self.assertEqual(sorted(written - self.tests), [])
 

@@ -284,7 +284,7 @@ TEST(ModelConfig, GemmaHasTwoRotaryBases) {
   EXPECT_EQ(gemma("").sliding_rope_theta, 1e4);
   const std::string scaled = R"("rope_theta":5e5,"rope_type":"linear","factor":8)";
   for (const std::string& form :
-       {R"("rope_theta":5e5,"rope_local_base_freq":2e3,"rope_scaling":{"rope_type":"linear","factor":8})",
+       {std::string(R"("rope_theta":5e5,"rope_local_base_freq":2e3,"rope_scaling":{"rope_type":"linear","factor":8})"),
         R"("rope_parameters":{"full_attention":{)" + scaled + R"(},"sliding_attention":{"rope_theta":2000}})"}) {
     const ModelConfig config = gemma(form);
     EXPECT_EQ(config.rope_theta, 5e5) << form;

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Faults that users of such systems met with several ranks (docs/field_reports.md), tried here.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <filesystem>
+#include <mutex>
+
+#include "spillway/core/error.h"
+#include "spillway/models/lora.h"
+#include "support/bits.h"
+#include "train/rank_runs.h"
+#include "train/training_runs.h"
+
+namespace spillway {
+namespace {
+
+using test::on_thread_ranks;
+using test::tiny_config;
+
+/// Parameters of any sizes, each pulled to its own target; a rank may leave some out.
+struct Loose : torch::nn::Module {
+  explicit Loose(const std::vector<std::int64_t>& sizes) {
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      const auto name = "p" + std::to_string(i);
+      all.push_back(
+          register_parameter(name, torch::sin(torch::arange(sizes[i], torch::kFloat) + static_cast<double>(i))));
+    }
+  }
+  torch::Tensor loss(std::int64_t step, const std::function<bool(std::size_t)>& uses) {
+    torch::Tensor sum = torch::zeros({});
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      if (!uses(i) || all[i].numel() == 0) continue;
+      const auto target = torch::cos(torch::arange(all[i].numel(), torch::kFloat) * 0.1 + static_cast<double>(step));
+      sum = sum + (all[i] - target).square().sum();
+    }
+    return sum;
+  }
+  std::vector<torch::Tensor> all;
+};
+
+Config loose_config(const char* schedule, int stage) {
+  Config config = tiny_config(schedule, 0, 2048, 1);
+  config.groups.clear();
+  config.stage = stage;
+  return config;
+}
+
+using States = std::map<std::string, torch::Tensor>;
+
+States states_of(Engine& engine, const torch::nn::Module& model) {
+  States out;
+  for (const std::string& name : test::trained_names(model)) {
+    out[name] = engine.master(name);
+    out[name + " 0"] = engine.optimizer_state(name, 0);
+    out[name + " 1"] = engine.optimizer_state(name, 1);
+    out[name + " updates"] = torch::tensor(engine.updates(name));
+  }
+  return out;
+}
+
+void expect_same(const States& expected, const States& actual) {
+  ASSERT_EQ(expected.size(), actual.size());
+  for (const auto& [name, tensor] : expected) EXPECT_TRUE(test::same_bits(tensor, actual.at(name))) << name;
+}
+
+// Every rank has the same rows, so that the mean is the value of each: five steps equal one rank's where additions of
+// equal numbers are exact (two ranks and four).
+TEST(RankReports, ParametersSmallerThanTheNumberOfRanksTrainAsOnOne) {
+  for (const auto& sizes : {std::vector<std::int64_t>{1}, {1, 3, 5000, 1}, {8, 0, 24}, {0, 8}, {8, 0}}) {
+    for (const char* schedule : {"resident", "zero_offload"}) {
+      States expected;
+      const auto train = [&](Communicator& ranks, int stage) {
+        Loose model(sizes);
+        Engine engine(model, loose_config(schedule, stage), {.communicator = &ranks});
+        for (std::int64_t step = 0; step < 5; ++step) {
+          engine.backward(model.loss(step, [](std::size_t) { return true; }), {.weight = 1, .last = true});
+          EXPECT_EQ(engine.step().status, StepStatus::updated);
+        }
+        const States states = states_of(engine, model);
+        if (ranks.size() == 1) {
+          expected = states;
+        } else {
+          expect_same(expected, states);
+        }
+      };
+      on_thread_ranks(1, [&](Communicator& ranks) { train(ranks, 2); });
+      for (int count : {2, 4, 8}) {
+        for (int stage : {0, 2}) on_thread_ranks(count, [&](Communicator& ranks) { train(ranks, stage); });
+      }
+    }
+  }
+}
+
+TEST(RankReports, ManyRanksShareAFewGrainsAndPaddingIsCountedNowhere) {
+  constexpr int kRanks = 768;
+  std::int64_t kept = 0, elements = 0, without = 0;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const Layout layout({{"w", {266240 - 7}, 0}}, 1 << 20, {kRanks, rank, 2});
+    kept += layout.kept_elements();
+    for (const Segment& segment : layout.kept_segments()) elements += segment.count;
+    without += layout.kept_segments().empty();
+  }
+  EXPECT_EQ(kept, 266240);
+  EXPECT_EQ(elements, 266240 - 7);
+  EXPECT_EQ(without, kRanks - 260);
+}
+
+TEST(RankReports, RanksThatUseDifferentHalvesOfTheModelGoOn) {
+  const std::vector<std::int64_t> sizes{1500, 3000, 700, 2500};
+  for (int stage : {0, 1, 2}) {
+    for (std::int64_t slots : {1, 3}) {
+      std::mutex mutex;
+      States first;
+      on_thread_ranks(2, [&](Communicator& ranks) {
+        Loose model(sizes);
+        Config config = loose_config("zero_offload", stage);
+        config.staging_slots = slots;
+        Engine engine(model, config, {.communicator = &ranks});
+        for (std::int64_t step = 0; step < 20; ++step) {
+          const std::size_t half = (static_cast<std::size_t>(ranks.rank() + step)) % 2;
+          engine.backward(model.loss(step, [&](std::size_t i) { return i % 2 == half; }), {.weight = 1, .last = true});
+          EXPECT_EQ(engine.step().status, StepStatus::updated);
+        }
+        const States states = states_of(engine, model);
+        const std::scoped_lock lock(mutex);
+        if (first.empty()) first = states;
+        expect_same(first, states);
+      });
+      // One process that computes the same mean: half of the gradient of all.
+      Loose model(sizes);
+      Engine engine(model, loose_config("resident", 0));
+      for (std::int64_t step = 0; step < 20; ++step) {
+        engine.backward(model.loss(step, [](std::size_t) { return true; }) * 0.5, {.weight = 1, .last = true});
+        engine.step();
+      }
+      expect_same(states_of(engine, model), first);
+    }
+  }
+}
+
+TEST(RankReports, EvaluationWithUnevenNumbersOfBatchesNeedsNoOtherRank) {
+  on_thread_ranks(4, [](Communicator& ranks) {
+    const auto model = test::tiny_llama(false);
+    Engine engine(*model, tiny_config("zero_offload", 0, 4096, 1), {.communicator = &ranks});
+    const torch::Tensor tokens = torch::arange(12).reshape({1, 12});
+    for (int step = 0; step < 2; ++step) {
+      engine.backward(next_token_loss(model->forward(tokens), tokens, 12), {.weight = 12, .last = true});
+      EXPECT_EQ(engine.step().status, StepStatus::updated);
+      const torch::NoGradGuard no_grad;
+      const int batches[] = {3, 2, 2, 0};
+      for (int i = 0; i < batches[ranks.rank()]; ++i) EXPECT_TRUE(model->forward(tokens).isfinite().all().item<bool>());
+    }
+  });
+}
+
+TEST(RankReports, ASaveOnOneRankAloneIsNamedOnBoth) {
+  const std::filesystem::path root = std::filesystem::path(testing::TempDir()) / "save_on_one_rank";
+  std::vector<std::string> errors(2);
+  on_thread_ranks(2,
+                  [&](Communicator& ranks) {
+                    Loose model({3000});
+                    Engine engine(model, loose_config("zero_offload", 2), {.communicator = &ranks});
+                    try {
+                      if (ranks.rank() == 0) engine.save(root);
+                      engine.backward(model.loss(0, [](std::size_t) { return true; }), {.weight = 1, .last = true});
+                    } catch (const std::exception& error) {
+                      errors[static_cast<std::size_t>(ranks.rank())] = error.what();
+                    }
+                  },
+                  {.timeout = {5}});
+  for (const std::string& error : errors) EXPECT_NE(error.find("save: where"), std::string::npos) << error;
+  EXPECT_TRUE(list_checkpoints(root).empty());
+  std::filesystem::remove_all(root);
+}
+
+TEST(RankReports, StatesOfOddSizesGoOnUnderAnyNumberOfRanks) {
+  const std::filesystem::path root = std::filesystem::path(testing::TempDir()) / "odd_states";
+  const std::vector<std::int64_t> sizes{1, 1023, 1025, 7, 4097, 2};
+  std::filesystem::remove_all(root);
+  const auto all = [](std::size_t) { return true; };
+  const auto step_of = [&](Loose& model, Engine& engine, std::int64_t step) {
+    engine.backward(model.loss(step, all), {.weight = 1, .last = true});
+    EXPECT_EQ(engine.step().status, StepStatus::updated);
+  };
+  States saved, later;
+  on_thread_ranks(4, [&](Communicator& ranks) {
+    Loose model(sizes);
+    Engine engine(model, loose_config("zero_offload", 2), {.communicator = &ranks});
+    for (std::int64_t step = 0; step < 3; ++step) step_of(model, engine, step);
+    engine.save(root);
+    const States at_save = states_of(engine, model);
+    for (std::int64_t step = 3; step < 8; ++step) step_of(model, engine, step);
+    const States after = states_of(engine, model);
+    if (ranks.rank() == 0) {
+      saved = at_save;
+      later = after;
+    }
+  });
+  for (int count : {1, 2, 3, 4, 6}) {
+    on_thread_ranks(count, [&](Communicator& ranks) {
+      Loose model(sizes);
+      Engine engine(model, loose_config(count % 2 == 0 ? "resident" : "zero_offload", count % 3),
+                    {.communicator = &ranks});
+      engine.load(root);
+      expect_same(saved, states_of(engine, model));
+      for (std::int64_t step = 3; step < 8; ++step) step_of(model, engine, step);
+      for (const auto& [name, tensor] : states_of(engine, model)) {
+        EXPECT_TRUE(torch::allclose(tensor, later.at(name), 1e-6, 1e-7)) << count << " ranks: " << name;
+      }
+    });
+  }
+  std::filesystem::remove_all(root);
+}
+
+TEST(RankReports, AdaptersTrainOnEveryRankAndAreSavedWhole) {
+  const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "rank_adapters";
+  std::filesystem::remove_all(folder);
+  std::mutex mutex;
+  States first;
+  on_thread_ranks(3, [&](Communicator& ranks) {
+    const auto model = test::tiny_llama(false);
+    add_lora(*model, {.rank = 4, .alpha = 8, .targets = {"q_proj", "v_proj"}}, 1);
+    Engine engine(*model, tiny_config("zero_offload", 0, 1024, 1), {.communicator = &ranks});
+    const States before = states_of(engine, *model);
+    const torch::Tensor tokens = torch::arange(12).reshape({1, 12}) + ranks.rank();
+    for (int step = 0; step < 2; ++step) {  // B is zero at first, so A moves in the second step
+      engine.backward(next_token_loss(model->forward(tokens), tokens, 12), {.weight = 12, .last = true});
+      EXPECT_EQ(engine.step().status, StepStatus::updated);
+    }
+    const States after = states_of(engine, *model);
+    for (const std::string& name : test::trained_names(*model))
+      EXPECT_FALSE(torch::equal(before.at(name), after.at(name))) << name;
+    const auto weights = [&](const std::string& name) { return engine.weight(name); };
+    save_lora(*model, folder, {.dtype = DType::f32, .weights = weights, .write = ranks.rank() == 0});
+    const std::scoped_lock lock(mutex);
+    if (first.empty()) first = after;
+    expect_same(first, after);
+  });
+  const auto model = test::tiny_llama(false);
+  load_lora(*model, folder);
+  std::size_t compared = 0;
+  for (const auto& entry : model->named_parameters()) {
+    if (!entry.value().requires_grad()) continue;
+    EXPECT_TRUE(test::same_bits(entry.value().detach(), first.at(entry.key()))) << entry.key();
+    ++compared;
+  }
+  EXPECT_EQ(compared, 8U);
+  std::filesystem::remove_all(folder);
+}
+
+// A rank that stops in the middle of a backward.
+TEST(RankReports, ARankThatStopsInBackwardIsNamedWithItsOperation) {
+  std::vector<std::string> errors(4);
+  const auto begin = std::chrono::steady_clock::now();
+  on_thread_ranks(4,
+                  [&](Communicator& ranks) {
+                    Loose model({3000, 3000});
+                    EngineOptions options{.communicator = &ranks};
+                    if (ranks.rank() == 2) {
+                      options.delay = [](const std::string&, const Op& op) {
+                        if (std::string(op.name) == "reduce gradients")
+                          std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+                      };
+                    }
+                    Engine engine(model, loose_config("zero_offload", 2), options);
+                    try {
+                      engine.backward(model.loss(0, [](std::size_t) { return true; }), {.weight = 1, .last = true});
+                      engine.step();
+                    } catch (const std::exception& error) {
+                      errors[static_cast<std::size_t>(ranks.rank())] = error.what();
+                    }
+                  },
+                  {.timeout = {0.5}});
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
+  int named = 0;
+  for (int rank : {0, 1, 3}) {
+    const std::string& error = errors[static_cast<std::size_t>(rank)];
+    EXPECT_FALSE(error.empty()) << "rank " << rank;
+    named += error.find("for rank 2") != std::string::npos && error.find("\"reduce gradients\"") != std::string::npos;
+  }
+  EXPECT_GE(named, 1) << errors[0] << "\n" << errors[1] << "\n" << errors[3];
+}
+
+}  // namespace
+}  // namespace spillway
