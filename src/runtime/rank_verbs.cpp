@@ -321,27 +321,36 @@ void Runtime::gather(std::span<const std::int64_t> chunks, std::vector<Ticket> a
 void Runtime::gather_values(std::int64_t parameter, float* values) {
   Communicator* const ranks = machine_.communicator();
   if (ranks == nullptr) return;
-  // All ranks give as many bytes: as many as the one that keeps most.
+  // All ranks give as many values: as many as the one that keeps most. In pieces, since stores take no large ones.
+  constexpr std::size_t kPiece = std::size_t{1} << 20;
+  const auto count = static_cast<std::size_t>(ranks->size());
+  std::vector<std::vector<float>> parts(count);
   std::vector<std::vector<Segment>> owned;
-  std::int64_t most = 0;
-  for (int rank = 0; rank < ranks->size(); ++rank) {
-    std::int64_t count = 0;
-    owned.push_back(layout_.owned_segments_of_parameter(parameter, rank));
-    for (const Segment& segment : owned.back()) count += segment.count;
-    most = std::max(most, count);
+  std::size_t most = 0;
+  for (std::size_t rank = 0; rank < count; ++rank) {
+    std::size_t numel = 0;
+    owned.push_back(layout_.owned_segments_of_parameter(parameter, static_cast<int>(rank)));
+    for (const Segment& segment : owned.back()) numel += static_cast<std::size_t>(segment.count);
+    most = std::max(most, numel);
   }
-  std::vector<float> mine(static_cast<std::size_t>(most));
+  for (std::vector<float>& part : parts) part.resize(most);
+  std::vector<float>& mine = parts[static_cast<std::size_t>(ranks->rank())];
   float* next = mine.data();
   for (const Segment& segment : owned[static_cast<std::size_t>(ranks->rank())]) {
     next = std::copy_n(values + segment.parameter_offset, segment.count, next);
   }
-  const std::vector<std::byte> all = ranks->gather_bytes({"state", parameter}, std::as_bytes(std::span(mine)));
-  for (std::size_t rank = 0; rank < owned.size(); ++rank) {
-    const std::byte* from = all.data() + rank * mine.size() * sizeof(float);
+  for (std::size_t at = 0; at < most; at += kPiece) {
+    const std::size_t length = std::min(kPiece, most - at);
+    const std::vector<std::byte> all =
+        ranks->gather_bytes({"state", parameter}, std::as_bytes(std::span(mine).subspan(at, length)));
+    for (std::size_t rank = 0; rank < count; ++rank)
+      std::memcpy(parts[rank].data() + at, all.data() + rank * length * sizeof(float), length * sizeof(float));
+  }
+  for (std::size_t rank = 0; rank < count; ++rank) {
+    const float* from = parts[rank].data();
     for (const Segment& segment : owned[rank]) {
-      const auto bytes = static_cast<std::size_t>(segment.count) * sizeof(float);
-      std::memcpy(values + segment.parameter_offset, from, bytes);
-      from += bytes;
+      std::copy_n(from, segment.count, values + segment.parameter_offset);
+      from += segment.count;
     }
   }
 }

@@ -103,6 +103,11 @@ void Runtime::wait_all() {
   for (const auto* tickets : {&gradient_ops_, &updates_, &uploads_}) {
     for (const Ticket& ticket : *tickets) machine_.wait(ticket);
   }
+  if (!layout_.partition().shared()) return;
+  // A sum of which this rank keeps nothing is followed by no op of a chunk.
+  for (const SlotRing* ring : {&device_slots_, &reduce_slots_}) {
+    for (const Slot& slot : ring->slots()) machine_.wait(slot.free);
+  }
 }
 
 }  // namespace spillway

@@ -92,6 +92,7 @@ void Runtime::read(StateRole role, std::int64_t parameter, float* values) {
 }
 
 void Runtime::write(StateRole role, std::int64_t parameter, const float* values) {
+  wait_all();  // here too: a rank that keeps nothing of the parameter has no part to write
   if (role.kind == StateRole::Kind::gradient) parameters_[static_cast<std::size_t>(parameter)].has_gradient = true;
   for (const Segment& segment : layout_.kept_segments_of_parameter(parameter)) {
     write_part(role, segment, values + segment.parameter_offset);

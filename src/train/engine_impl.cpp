@@ -59,7 +59,17 @@ Engine::Impl::Impl(torch::nn::Module& m, Config c, EngineOptions o)
       scaler(config.precision == DType::f16 ? LossScaler(config.loss_scale) : LossScaler()),
       known_parameters(parameter_identities(m)) {
   check_torch_device(config.device);
-  check_machine_fits(plan, config);
+  if (ranks != nullptr) {
+    require(ranks->uses_stream() == (config.device.kind == DeviceConfig::Kind::cuda),
+            fmt::format("ranks that talk through {} take {} memory, but device.kind is {}", ranks->transport(),
+                        ranks->uses_stream() ? "a GPU's" : "the host's",
+                        config.device.kind == DeviceConfig::Kind::cuda ? "cuda" : "emulated"));
+  }
+  together([this] {
+    check_machine_fits(plan, config);
+    // Ranks of a host look at the same memory: all have looked before one takes its part.
+    if (ranks != nullptr) check_same_configuration();
+  });
   const TorchDeviceScope device(config.device);
   machine = make_machine(machine_options(config, options, plan));
   runtime = std::make_unique<Runtime>(*machine, *plan.layout, plan.spec, config.optimizer, base_hyperparameters);

@@ -110,6 +110,8 @@ struct Engine::Impl {
   void fail_ranks(const char* why);
   /// Throws: StateError naming a parameter that has other values here than on rank 0.
   void check_same_weights(const std::vector<std::uint64_t>& checksums) const;
+  /// Throws: StateError naming a rank whose settings differ from those of rank 0.
+  void check_same_configuration() const;
   void note_checksum(const ModelParameter& parameter, const torch::Tensor& exact);
   /// What turns accumulated into true gradients.
   double grad_scale() const { return first_weight / (scaler.scale() * weight_sum); }
@@ -133,6 +135,16 @@ struct Engine::Impl {
   void check_same_frozen(const CheckpointManifest& manifest, const StateFiles& files, const std::string& where);
   /// What takes a checkpoint's tensors over. Throws: FileError for one that is missing or does not fit.
   std::vector<std::function<void()>> checkpoint_actions(StateFiles& files);
+  /// A checkpoint that was found whole and fitting, and what takes it over.
+  struct CheckedCheckpoint {
+    std::filesystem::path folder;
+    CheckpointManifest manifest;
+    std::unique_ptr<StateFiles> files;
+    std::vector<std::function<void()>> actions;
+  };
+  CheckedCheckpoint check_checkpoint(const std::filesystem::path& path, const CheckpointLoadOptions& options);
+  /// With ranks: all find the same checkpoint, and none refuses it. Throws: FileError with what one of them says.
+  CheckedCheckpoint check_together(const std::filesystem::path& path, const CheckpointLoadOptions& options);
   void take_counters(const CheckpointManifest& manifest, bool take_hyperparameters);
   void count_uses(const torch::Tensor& loss);
   void flush_gradients();

@@ -40,7 +40,10 @@ MemoryPlan Engine::profile(const std::function<torch::Tensor()>& loss) {
   s.plan.memory[Tier::device][MemoryUse::activations] =
       ledger.usage_at_peak()[MemoryUse::activations] + torch_memory_peak(s.config.device);
   ledger.reset_peak();  // what was measured beyond the limit is no part of the run
-  check_fits(s.plan, s.config);
+  s.together([&] {
+    check_fits(s.plan, s.config);
+    if (s.ranks != nullptr) s.ranks->barrier({"profile"});
+  });
   return s.plan.memory;
 }
 

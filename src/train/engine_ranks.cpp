@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <utility>
 
 #include "formats/checksum.h"
+#include "spillway/core/config_file.h"
 #include "spillway/core/error.h"
 #include "train/engine_impl.h"
 #include "train/recompute.h"
@@ -23,13 +25,45 @@ std::uint64_t hash_of(const std::vector<std::int64_t>& numbers) {
   return std::max<std::uint64_t>(1, checksum.value());
 }
 
-// Puts what `other` has beyond `order` behind what it follows in `other`.
-void merge_order(std::vector<std::int64_t>& order, const std::vector<std::int64_t>& other) {
-  for (std::size_t i = 0; i < other.size(); ++i) {
-    if (std::find(order.begin(), order.end(), other[i]) != order.end()) continue;
-    const auto before = i == 0 ? order.end() : std::find(order.begin(), order.end(), other[i - 1]);
-    order.insert(before == order.end() ? order.begin() : before + 1, other[i]);
+// One order that contradicts none of `orders`, where there is one: a number comes once all that stand directly before
+// it in any of them have come; of several, the one that stands first in the first order. Where orders contradict each
+// other, the rest follows as it stands.
+std::vector<std::int64_t> merge_orders(const std::vector<std::vector<std::int64_t>>& orders, std::size_t numbers) {
+  std::vector<std::vector<std::int64_t>> followers(numbers);
+  std::vector<std::int64_t> before(numbers, 0), preferred;
+  std::vector<std::size_t> place(numbers, 0);  // in `preferred`
+  std::vector<bool> seen(numbers, false), done(numbers, false);
+  for (const std::vector<std::int64_t>& order : orders) {
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      const auto number = static_cast<std::size_t>(order[i]);
+      if (!seen[number]) {
+        seen[number] = true;
+        place[number] = preferred.size();
+        preferred.push_back(order[i]);
+      }
+      if (i == 0) continue;
+      followers[static_cast<std::size_t>(order[i - 1])].push_back(order[i]);
+      ++before[number];
+    }
   }
+  std::set<std::size_t> ready;  // places
+  for (const std::int64_t number : preferred) {
+    if (before[static_cast<std::size_t>(number)] == 0) ready.insert(place[static_cast<std::size_t>(number)]);
+  }
+  std::vector<std::int64_t> out;
+  while (!ready.empty()) {
+    const auto number = static_cast<std::size_t>(preferred[*ready.begin()]);
+    ready.erase(ready.begin());
+    done[number] = true;
+    out.push_back(static_cast<std::int64_t>(number));
+    for (const std::int64_t follower : followers[number]) {
+      if (--before[static_cast<std::size_t>(follower)] == 0) ready.insert(place[static_cast<std::size_t>(follower)]);
+    }
+  }
+  for (const std::int64_t number : preferred) {
+    if (!done[static_cast<std::size_t>(number)]) out.push_back(number);
+  }
+  return out;
 }
 
 }  // namespace
@@ -76,13 +110,15 @@ void Engine::Impl::agree_order(const std::vector<std::int64_t>& own) {
   std::vector<std::int64_t> padded = own;
   padded.resize(plan.trainable.size(), -1);
   const std::vector<std::byte> all = ranks->gather_bytes({"order of gradients"}, std::as_bytes(std::span(padded)));
-  std::vector<std::int64_t> order, theirs(padded.size());
+  std::vector<std::vector<std::int64_t>> orders;
   for (std::size_t rank = 0; rank < static_cast<std::size_t>(ranks->size()); ++rank) {
+    std::vector<std::int64_t> theirs(padded.size());
     std::memcpy(theirs.data(), all.data() + rank * theirs.size() * sizeof(std::int64_t),
                 theirs.size() * sizeof(std::int64_t));
-    merge_order(order, {theirs.begin(), std::find(theirs.begin(), theirs.end(), -1)});
+    theirs.erase(std::find(theirs.begin(), theirs.end(), -1), theirs.end());
+    orders.push_back(std::move(theirs));
   }
-  runtime->set_gradient_order(std::move(order));
+  runtime->set_gradient_order(merge_orders(orders, padded.size()));
 }
 
 void Engine::Impl::fail_ranks(const char* why) {
@@ -139,6 +175,27 @@ int Engine::rank() const {
 
 int Engine::rank_count() const {
   return impl_->ranks == nullptr ? 1 : impl_->ranks->size();
+}
+
+void Engine::Impl::check_same_configuration() const {
+  Config shared = config;
+  shared.device = {};  // each has its own
+  shared.threads = 0;
+  std::string text = to_json(shared, {});
+  for (const Hyperparameters& h : base_hyperparameters)
+    text += fmt::format("{} {} {} {} {};", h.lr, h.beta1, h.beta2, h.eps, h.weight_decay);
+  for (const ModelParameter& parameter : plan.trainable)
+    text += fmt::format("{} {} {};", parameter.name, parameter.tensor.numel(), parameter.group);
+  Checksum checksum;
+  checksum.add(std::as_bytes(std::span(text)));
+  const auto all = ranks->gather_all({"configuration"}, checksum.value());
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    throw StateError(fmt::format(
+        "rank {} has another configuration, other parameter groups or another model than rank 0: give every "
+        "rank the same",
+        rank));
+  }
 }
 
 double Engine::mean_over_ranks(double value, double weight) {

@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <unordered_map>
 #include <utility>
 
+#include "formats/checksum.h"
 #include "models/scalar_type.h"
 #include "spillway/core/error.h"
 #include "spillway/train/checkpoint.h"
@@ -75,41 +77,78 @@ void Engine::Impl::check_same_frozen(const CheckpointManifest& manifest, const S
   }
 }
 
-std::string Engine::load(const std::filesystem::path& path, const CheckpointLoadOptions& options) {
-  Impl& s = *impl_;
-  s.check_usable();
-  s.check_between_steps("load()");
-  return s.together([&] { return load_checked(path, options); });
-}
-
-std::string Engine::load_checked(const std::filesystem::path& path, const CheckpointLoadOptions& options) {
-  Impl& s = *impl_;
-  const TorchDeviceScope device(s.config.device);
-  const HostScope host;
-  const torch::NoGradGuard no_grad;
-  std::filesystem::path folder = path;
+Engine::Impl::CheckedCheckpoint Engine::Impl::check_checkpoint(const std::filesystem::path& path,
+                                                               const CheckpointLoadOptions& options) {
+  CheckedCheckpoint out;
+  out.folder = path;
   if (!std::filesystem::exists(path / "manifest.json")) {
     const auto all = list_checkpoints(path);
     if (all.empty())
       throw FileError(fmt::format("{}: neither a checkpoint nor a folder of checkpoints", path.string()));
-    folder = all.back();
+    out.folder = all.back();
   }
-  const CheckpointManifest manifest = read_checkpoint_manifest(folder);
-  if (manifest.optimizer != to_string(s.config.optimizer)) {
-    throw FileError(fmt::format("{}: its states are those of {}, this run's optimizer is {}", folder.string(),
-                                manifest.optimizer, to_string(s.config.optimizer)));
+  const std::string where = out.folder.string();
+  out.manifest = read_checkpoint_manifest(out.folder);
+  if (out.manifest.optimizer != to_string(config.optimizer)) {
+    throw FileError(fmt::format("{}: its states are those of {}, this run's optimizer is {}", where,
+                                out.manifest.optimizer, to_string(config.optimizer)));
   }
-  s.check_same_parameters(manifest, folder.string());
-  s.check_files(folder, manifest, options.verify);
-  StateFiles files(folder, manifest);
+  check_same_parameters(out.manifest, where);
+  check_files(out.folder, out.manifest, options.verify);
+  out.files = std::make_unique<StateFiles>(out.folder, out.manifest);
+  out.actions = checkpoint_actions(*out.files);
+  out.files->check_all_asked();
+  check_same_frozen(out.manifest, *out.files, where);
+  for (const Hyperparameters& group : out.manifest.groups) check_numbers(out.folder, group);
+  return out;
+}
+
+Engine::Impl::CheckedCheckpoint Engine::Impl::check_together(const std::filesystem::path& path,
+                                                             const CheckpointLoadOptions& options) {
+  if (ranks == nullptr) return check_checkpoint(path, options);
+  CheckedCheckpoint out;
+  std::exception_ptr refused;
+  std::string verdict;  // "+" and what was found, or "-" and why not
+  try {
+    out = check_checkpoint(path, options);
+    verdict = fmt::format("+{} ({})", out.folder.filename().string(), checksum_of_file(out.folder / "manifest.json"));
+  } catch (const std::exception& error) {
+    refused = std::current_exception();
+    verdict = fmt::format("-{}", error.what());
+  }
+  const std::vector<std::string> verdicts = gather_text("load: found", verdict);
+  if (refused) std::rethrow_exception(refused);
+  for (std::size_t rank = 0; rank < verdicts.size(); ++rank) {
+    if (verdicts[rank].front() == '-')
+      throw FileError(fmt::format("rank {} refuses the checkpoint: {}", rank, verdicts[rank].substr(1)));
+    if (verdicts[rank] != verdicts[0]) {
+      throw FileError(
+          fmt::format("rank {} finds the checkpoint {} in {}, rank 0 {}: all ranks have to see the same "
+                      "folder",
+                      rank, verdicts[rank].substr(1), path.string(), verdicts[0].substr(1)));
+    }
+  }
+  return out;
+}
+
+std::string Engine::load(const std::filesystem::path& path, const CheckpointLoadOptions& options) {
+  Impl& s = *impl_;
+  s.check_usable();
+  s.check_between_steps("load()");
+  const TorchDeviceScope device(s.config.device);
+  const HostScope host;
+  const torch::NoGradGuard no_grad;
   // First everything is found and checked, then it is taken over: a checkpoint that is refused changes nothing.
-  std::vector<std::function<void()>> actions = s.checkpoint_actions(files);
-  files.check_all_asked();
-  s.check_same_frozen(manifest, files, folder.string());
+  const Impl::CheckedCheckpoint checked = s.check_together(path, options);
+  s.together([&] { take_checkpoint(checked.actions, checked.manifest, options); });
+  return checked.manifest.program;
+}
+
+void Engine::take_checkpoint(const std::vector<std::function<void()>>& actions, const CheckpointManifest& manifest,
+                             const CheckpointLoadOptions& options) {
+  Impl& s = *impl_;
   Bytes total, done;
   for (const CheckpointFile& file : manifest.files) total += file.bytes;
-  for (const Hyperparameters& group : manifest.groups) check_numbers(folder, group);
-  if (s.ranks != nullptr) s.ranks->barrier({"load: checked"});  // where one refuses, none has changed
   s.runtime->wait_all();
   try {
     for (std::size_t i = 0; i < actions.size(); ++i) {
@@ -122,7 +161,6 @@ std::string Engine::load_checked(const std::filesystem::path& path, const Checkp
     throw;
   }
   s.take_counters(manifest, options.hyperparameters);
-  return manifest.program;
 }
 
 void Engine::Impl::check_files(const std::filesystem::path& folder, const CheckpointManifest& manifest,
@@ -145,10 +183,15 @@ std::vector<std::function<void()>> Engine::Impl::checkpoint_actions(StateFiles& 
     const auto index = static_cast<std::int64_t>(i);
     const std::vector<StatePart> parts =
         files.parts(role_name, plan.trainable[i].name, plan.trainable[i].tensor.sizes().vec());
+    std::size_t first = 0;  // of the parts that may reach into the segment: both are in order
     for (const Segment& kept : plan.layout->kept_segments_of_parameter(index)) {
-      actions.push_back([this, role, &kept, parts] {
+      while (first < parts.size() && parts[first].offset + parts[first].view.numel() <= kept.parameter_offset) ++first;
+      std::vector<StatePart> common;
+      for (std::size_t i = first; i < parts.size() && parts[i].offset < kept.parameter_offset + kept.count; ++i)
+        common.push_back(parts[i]);
+      actions.push_back([this, role, &kept, common = std::move(common)] {
         std::vector<float> values(static_cast<std::size_t>(kept.count));
-        for (const StatePart& part : parts) copy_overlap(part, kept.parameter_offset, values);
+        for (const StatePart& part : common) copy_overlap(part, kept.parameter_offset, values);
         runtime->write_part(role, kept, values.data());
       });
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Faults that users of such systems met with several ranks (docs/field_reports.md), tried here.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -23,7 +24,7 @@ using test::tiny_config;
 struct Loose : torch::nn::Module {
   explicit Loose(const std::vector<std::int64_t>& sizes) {
     for (std::size_t i = 0; i < sizes.size(); ++i) {
-      const auto name = "p" + std::to_string(i);
+      const std::string name = fmt::format("p{}", i);
       all.push_back(
           register_parameter(name, torch::sin(torch::arange(sizes[i], torch::kFloat) + static_cast<double>(i))));
     }
