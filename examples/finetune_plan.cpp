@@ -39,7 +39,8 @@ int print_dry_run(const spillway::ModelConfig& shape, const Config& config, cons
               std::string(to_string(shape.family)).c_str(), std::string(to_string(config.precision)).c_str(),
               static_cast<long long>(o.batch_size), static_cast<long long>(length), config.schedule.c_str(),
               plan.layout->chunks().size(), static_cast<long long>(plan.layout->chunk_elements()));
-  if (place.ranks > 1) std::printf("rank 0 of %d, which share states at stage %d\n", place.ranks, config.stage);
+  if (place.ranks > 1)
+    std::printf("rank %d of %d, which share states at stage %d\n", place.rank, place.ranks, config.stage);
   std::printf("%s\nother plans                      device     pinned\n", spillway::describe(plan.memory).c_str());
   for (const spillway::ScheduleEntry& entry : spillway::schedules()) {
     for (bool recompute : {false, true}) {

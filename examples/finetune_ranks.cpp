@@ -63,7 +63,7 @@ spillway::LogHandler rank_log(const spillway::Communicator* ranks) {
 spillway::RankPlace place_of(const Options& o, const spillway::Communicator* ranks) {
   if (ranks != nullptr) return {ranks->size(), ranks->rank(), ranks->local_size()};
   const int planned = o.ranks > 0 ? o.ranks : 1;
-  return {planned, 0, planned};
+  return {planned, planned - 1, planned};  // the last one keeps most
 }
 
 }  // namespace finetune

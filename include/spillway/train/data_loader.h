@@ -53,9 +53,9 @@ class DataLoader {
   std::vector<std::int64_t> order_;
 };
 
-/// The rows of a micro-batch that one of several ranks computes: they are dealt out in order, as evenly as they
-/// The rows of a micro-batch that one of several ranks computes: dealt out in order, as evenly as they
-/// rows has none, and no valid targets.
+/// The rows of a micro-batch that one of several ranks computes: dealt out in order, as evenly as they go. So what is
+/// trained on depends on the size of the whole micro-batch, not on the number of ranks; a rank beyond the rows has
+/// none, and no valid targets.
 Batch rows_of_rank(const Batch& batch, int rank, int ranks);
 
 }  // namespace spillway

@@ -138,8 +138,9 @@ struct EngineSummary {
 /// With several ranks (EngineOptions::communicator) every rank makes an engine of the same model with the same values
 /// and configuration, and calls backward(), step() and whatever below says "on all ranks" as often and in the same
 /// order as the others. Gradients are averaged over the weights of all ranks' micro-batches; a rank without data calls
-/// backward with an undefined loss and weight 0. Results are the same on every rank. What fails on one rank fails on
-/// all.
+/// backward with an undefined loss and weight 0. Results are the same on every rank. A call on all ranks that throws on
+/// one, out of memory too, throws on all and ends their engines: resume from a checkpoint. Only a refused load() leaves
+/// them as they were.
 ///
 /// On the emulated device the thread that makes the engine allocates device memory until the engine is destroyed
 /// (DeviceScope); data loaders use HostScope.
