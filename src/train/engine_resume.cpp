@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "core/strict_json.h"
 #include "formats/checksum.h"
 #include "models/scalar_type.h"
 #include "spillway/core/error.h"
@@ -54,7 +55,8 @@ void Engine::Impl::check_same_parameters(const CheckpointManifest& manifest, con
     }
     if (found != saved.end()) saved.erase(found);
   }
-  for (const auto& [name, parameter] : saved) faults.push_back(name + " is in the checkpoint but not trained here");
+  for (const auto& [name, parameter] : saved)
+    faults.push_back(in_quotes(name) + " is in the checkpoint but not trained here");
   if (faults.empty()) return;
   std::string text;
   for (std::size_t i = 0; i < std::min<std::size_t>(faults.size(), 5); ++i) text += "; " + faults[i];
