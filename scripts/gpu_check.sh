@@ -90,6 +90,9 @@ check "kernels" "$build/tests/cuda_test" --gtest_brief=1 --gtest_filter='Kernels
 check "machine and schedules" "$build/tests/cuda_test" --gtest_brief=1 --gtest_filter='-Kernels.*'
 if [ -x "$build/tests/cuda_engine_test" ]; then
   check "engine" "$build/tests/cuda_engine_test" --gtest_brief=1
+  if [ -x "$build/tests/cuda_ranks_test" ]; then
+    check "ranks through NCCL" "$build/tests/cuda_ranks_test" --gtest_brief=1
+  fi
   check "one runtime of each kind" "$build/tests/process_test" --gtest_brief=1
 else
   skip "engine" "this is a build without LibTorch"

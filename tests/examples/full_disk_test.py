@@ -4,7 +4,7 @@
 
 The disk is a tmpfs, mounted in a namespace of the test's own; where that is not allowed the test is skipped (77).
 
-Usage: full_disk_test.py <finetune program>
+Usage: full_disk_test.py <finetune program> [mpirun, for the case of two ranks]
 """
 import array
 import json
@@ -13,6 +13,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import time
 
 FAILED, SKIPPED = 1, 77
 INSIDE = "--inside"
@@ -54,17 +55,19 @@ class Disk:
 
 
 class Bench:
-    def __init__(self, program, scratch):
+    def __init__(self, program, scratch, mpirun=None):
         self.program, self.scratch, self.disk = program, scratch, Disk(scratch / "disk")
+        self.mpirun, self.launcher = mpirun, []
         (scratch / "config.json").write_text(json.dumps(MODEL))
         rows = array.array("H", [(i * 7 + i // 16) % 64 for i in range(200 * 16 + 1)])
         (scratch / "tokens.bin").write_bytes(rows.tobytes())
 
     def finetune(self, output, steps, *more, model=None):
         start = ("--model", model) if model else ("--init", self.scratch / "config.json")
-        command = [self.program, *start, "--data", self.scratch / "tokens.bin", "--seq-len", 16, "--batch-size", 2,
+        command = [*self.launcher, self.program, *start, "--data", self.scratch / "tokens.bin", "--seq-len", 16, "--batch-size", 2,
                    "--steps", steps, "--lr", "3e-3", "--output", output, *more]
-        done = subprocess.run([str(word) for word in command], env=dict(os.environ, OMP_NUM_THREADS="1"), timeout=120,
+        environment = dict(os.environ, OMP_NUM_THREADS="1", OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+        done = subprocess.run([str(word) for word in command], env=environment, timeout=120,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         return done.returncode, done.stdout
 
@@ -108,6 +111,26 @@ def a_checkpoint_that_finds_no_room(bench):
            "the weights of the resumed run are others")
 
 
+def ranks_that_find_no_room(bench):
+    """A disk that is full for one rank ends both, and leaves the last checkpoint that both completed."""
+    job = ("--save-every", 5, "--keep", 1, "--stage", 2)
+    bench.launcher = [bench.mpirun, "--oversubscribe", "--bind-to", "none", "-n", 2]
+    whole, out = bench.scratch / "ranks_whole", bench.disk.path / "ranks"
+    bench.succeed(whole, 12, *job)
+    size = sum(len(data) for data in content(whole / "checkpoints").values())
+    bench.disk.resize(size * 3 // 2)
+    begin = time.monotonic()
+    bench.fail_for_space(out, 12, *job)
+    demand(time.monotonic() - begin < 60, "the ranks took a minute to end")
+    saved = content(out / "checkpoints")
+    demand({name.split("/")[0] for name in saved} == {"step-00000005"}, f"left behind: {sorted(saved)}")
+    bench.disk.resize("64m")
+    bench.succeed(out, 12, *job, "--resume")
+    demand((out / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes(),
+           "the weights of the resumed ranks are others")
+    bench.launcher = []
+
+
 def an_export_that_finds_no_room(bench, name, model, *more):
     """Whichever file does not fit: the earlier export is as it was, and nothing else is left behind."""
     out = bench.disk.path / name
@@ -135,15 +158,17 @@ def a_log_that_finds_no_room(bench):
     bench.disk.empty()
 
 
-def run(program):
+def run(program, mpirun):
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(program, pathlib.Path(folder))
+        bench = Bench(program, pathlib.Path(folder), mpirun)
         try:
             a_checkpoint_that_finds_no_room(bench)
             model = bench.scratch / "whole"
             an_export_that_finds_no_room(bench, "model", model, "--precision", "bf16")
             an_export_that_finds_no_room(bench, "adapters", model, "--lora-rank", 16)
             a_log_that_finds_no_room(bench)
+            if mpirun:
+                ranks_that_find_no_room(bench)
         finally:
             subprocess.run(["umount", str(bench.disk.path)], check=True)
     print("checkpoints, models, adapters and logs: a full disk is reported and spoils nothing that was written before")
@@ -151,12 +176,12 @@ def run(program):
 
 def main():
     if sys.argv[-1] == INSIDE:
-        return run(pathlib.Path(sys.argv[1]).resolve())
+        return run(pathlib.Path(sys.argv[1]).resolve(), sys.argv[2] if len(sys.argv) > 3 else None)
     with tempfile.TemporaryDirectory() as folder:
         for namespace in (["unshare", "-rm"], ["unshare", "-m"]):
             probe = [*namespace, "mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", folder]
             if subprocess.run(probe, capture_output=True, check=False).returncode == 0:
-                os.execvp(namespace[0], [*namespace, sys.executable, __file__, sys.argv[1], INSIDE])
+                os.execvp(namespace[0], [*namespace, sys.executable, __file__, *sys.argv[1:], INSIDE])
     print("skipped: this machine lets nobody mount a tmpfs, not even in a namespace of its own (unshare -rm)")
     return SKIPPED
 

@@ -67,6 +67,21 @@ TEST_P(EveryScheduleOnRanks, EndsInTheBitsOfTheResidentRunAtEveryStage) {
   EXPECT_EQ(cells, 2 * 2 * 2 * 2 * 3 * 3 * 2);
 }
 
+TEST_P(EveryScheduleOnRanks, SumsInTheWorkingTypeAreTheSameAtEveryStageToo) {
+  for (DType working : {DType::bf16, DType::f16}) {
+    const Case base{
+        .micro_batches = 3, .working = working, .low_memory = true, .uneven = true, .partition = {.ranks = 3}};
+    const Outcome expected = shared_reference(base);
+    for (int stage : {0, 1, 2}) {
+      Case c = base;
+      c.schedule = GetParam();
+      c.partition.stage = stage;
+      c.chunk_elements = 3072;
+      for (const Outcome& outcome : train_ranks(c)) expect_same(expected, outcome);
+    }
+  }
+}
+
 TEST_P(EveryScheduleOnRanks, OneRankOfAWorldOfItsOwnIsTheRunWithoutRanks) {
   const Case base{.uneven = true};
   Case c = base;

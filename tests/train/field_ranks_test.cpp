@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <mutex>
@@ -138,6 +139,87 @@ TEST(RankReports, RanksThatUseDifferentHalvesOfTheModelGoOn) {
       }
       expect_same(states_of(engine, model), first);
     }
+  }
+}
+
+TEST(RankReports, RanksWithDifferentHeadsAgreeOnOneOrder) {
+  // Gradients come from the last parameter to the first: [2, 0], [1, 0] and [2, 1, 0].
+  const std::vector<std::vector<std::size_t>> used{{0, 2}, {0, 1}, {0, 1, 2}};
+  std::mutex mutex;
+  States first;
+  on_thread_ranks(3, [&](Communicator& ranks) {
+    Loose model({1500, 3000, 700});
+    Engine engine(model, loose_config("zero_offload", 2), {.communicator = &ranks});
+    for (std::int64_t step = 0; step < 6; ++step) {
+      const auto& mine = used[static_cast<std::size_t>((ranks.rank() + step) % 3)];
+      const auto uses = [&](std::size_t i) { return std::count(mine.begin(), mine.end(), i) > 0; };
+      engine.backward(model.loss(step, uses), {.weight = 1, .last = true});
+      EXPECT_EQ(engine.step().status, StepStatus::updated);
+    }
+    const States states = states_of(engine, model);
+    const std::scoped_lock lock(mutex);
+    if (first.empty()) first = states;
+    expect_same(first, states);
+  });
+}
+
+TEST(RankReports, AWeightThatIsSetWhileParametersAreGatheredStays) {
+  on_thread_ranks(3, [](Communicator& ranks) {
+    Loose model({5000, 3, 2000});  // of the second one two ranks keep nothing
+    EngineOptions options{.communicator = &ranks};
+    options.delay = [](const std::string&, const Op& op) {
+      if (std::string(op.name) == "gather parameters") std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    };
+    Engine engine(model, loose_config("zero_offload", 2), options);
+    for (std::int64_t step = 0; step < 3; ++step) {
+      engine.backward(model.loss(step, [](std::size_t) { return true; }), {.weight = 1, .last = true});
+      EXPECT_EQ(engine.step().status, StepStatus::updated);
+      const torch::Tensor value = torch::full({3}, 0.25 + static_cast<double>(step));
+      engine.set_weight("p1", value);
+      engine.wait_parameters();
+      const HostScope host;
+      EXPECT_TRUE(test::same_bits(model.all[1].detach(), value)) << "rank " << ranks.rank();
+    }
+  });
+}
+
+TEST(RankReports, ProfileReleaseAndRestoreGoOnWhereTheyWere) {
+  States expected;
+  for (bool between : {false, true}) {
+    on_thread_ranks(3, [&](Communicator& ranks) {
+      Loose model({5000, 3, 2000});
+      Engine engine(model, loose_config("zero_offload", 2), {.communicator = &ranks});
+      const auto loss = [&](std::int64_t step) { return model.loss(step, [](std::size_t) { return true; }); };
+      for (std::int64_t step = 0; step < 4; ++step) {
+        if (between) {
+          engine.profile([&] { return loss(step); });
+          engine.release();
+          engine.restore();
+        }
+        engine.backward(loss(step), {.weight = 1, .last = true});
+        EXPECT_EQ(engine.step().status, StepStatus::updated);
+      }
+      const States states = states_of(engine, model);
+      if (between) {
+        expect_same(expected, states);
+      } else if (ranks.rank() == 0) {
+        expected = states;
+      }
+    });
+  }
+}
+
+TEST(RankReports, OtherSettingsOnARankAreRefusedByItsNumber) {
+  try {
+    on_thread_ranks(2, [](Communicator& ranks) {
+      Loose model({3000});
+      Config config = loose_config("zero_offload", 2);
+      config.hyperparameters.lr *= 1 + ranks.rank();
+      const Engine engine(model, config, {.communicator = &ranks});
+    });
+    FAIL() << "ranks with other learning rates trained together";
+  } catch (const std::exception& error) {
+    EXPECT_NE(std::string(error.what()).find("rank 1 has another configuration"), std::string::npos) << error.what();
   }
 }
 

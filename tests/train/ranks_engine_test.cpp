@@ -350,6 +350,32 @@ TEST(RankCheckpoints, AnyNumberOfRanksStageAndPlacementLoadsAny) {
   std::filesystem::remove_all(root);
 }
 
+TEST(RankCheckpoints, ARefusedOneLeavesEnginesAsTheyWereAndRanksMustSeeTheSame) {
+  const std::filesystem::path root = std::filesystem::path(testing::TempDir()) / "rank_checkpoints_refused";
+  std::filesystem::remove_all(root);
+  on_thread_ranks(2, [&](Communicator& ranks) {
+    const auto model = tiny_llama(true);
+    Engine engine(*model, tiny_config("zero_offload", 0.5, 3072, 1), {.communicator = &ranks});
+    take_step(*model, engine, ranks, 0);
+    engine.save(root / "a");
+    engine.save(root / "b");
+    take_step(*model, engine, ranks, 1);
+    engine.save(root / "b");
+    EXPECT_THROW(engine.load(ranks.rank() == 0 ? root / "a" : root / "nothing"), FileError);
+    try {
+      engine.load(ranks.rank() == 0 ? root / "a" : root / "b");
+      FAIL() << "ranks loaded different checkpoints";
+    } catch (const FileError& error) {
+      EXPECT_NE(std::string(error.what()).find("step-00000002"), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find("step-00000001"), std::string::npos) << error.what();
+    }
+    take_step(*model, engine, ranks, 2);
+    engine.load(root / "a");
+    take_step(*model, engine, ranks, 3);
+  });
+  std::filesystem::remove_all(root);
+}
+
 TEST(RankCheckpoints, AMissingOrDamagedPartIsNamed) {
   const std::filesystem::path root = std::filesystem::path(testing::TempDir()) / "rank_checkpoint_parts";
   std::filesystem::remove_all(root);
