@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Checkpoints of several ranks, which are threads here: written in parts, loaded by any number of ranks, or refused by
+// all.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+
+#include "spillway/core/error.h"
+#include "spillway/train/data_loader.h"
+#include "support/bits.h"
+#include "train/rank_runs.h"
+#include "train/training_runs.h"
+
+namespace spillway {
+namespace {
+
+using test::on_thread_ranks;
+using test::tiny_config;
+using test::tiny_llama;
+
+std::map<std::string, torch::Tensor> states_of(Engine& engine, const torch::nn::Module& model) {
+  std::map<std::string, torch::Tensor> out;
+  for (const std::string& name : test::trained_names(model)) {
+    out["master " + name] = engine.master(name);
+    out["first " + name] = engine.optimizer_state(name, 0);
+    out["second " + name] = engine.optimizer_state(name, 1);
+    out["updates " + name] = torch::tensor(engine.updates(name));
+  }
+  return out;
+}
+
+void take_step(CausalLM& model, Engine& engine, const Communicator& ranks, std::int64_t number) {
+  const HostScope host;
+  // Twelve rows, shared by the ranks.
+  const torch::Tensor all = (torch::arange(12 * 9).reshape({12, 9}) * (number + 3)) % 64;
+  const Batch batch =
+      rows_of_rank({all.slice(1, 0, 8).contiguous(), all.slice(1, 1).contiguous(), {}, 96}, ranks.rank(), ranks.size());
+  torch::Tensor loss;
+  if (batch.valid_targets > 0) loss = next_token_loss(model.forward(batch.inputs), batch.targets, batch.valid_targets);
+  engine.backward(loss, {.weight = static_cast<double>(batch.valid_targets), .last = true});
+  ASSERT_EQ(engine.step().status, StepStatus::updated);
+}
+
+TEST(RankCheckpoints, AnyNumberOfRanksStageAndPlacementLoadsAny) {
+  const std::filesystem::path root = std::filesystem::path(testing::TempDir()) / "rank_checkpoints";
+  int cells = 0;
+  for (int savers : {1, 2, 3}) {
+    for (int save_stage : {0, 2}) {
+      std::filesystem::remove_all(root);
+      std::map<std::string, torch::Tensor> expected;
+      on_thread_ranks(savers, [&](Communicator& ranks) {
+        const auto model = tiny_llama(true);
+        Config config = tiny_config(save_stage == 0 ? "resident" : "zero_offload", 0.5, 3072, 1);
+        config.stage = save_stage;
+        Engine engine(*model, config, {.communicator = &ranks});
+        for (std::int64_t step = 0; step < 3; ++step) take_step(*model, engine, ranks, step);
+        engine.save(root, {.program = "at 3"});
+        const auto states = states_of(engine, *model);
+        if (ranks.rank() == 0) expected = states;
+      });
+      for (int loaders : {1, 2, 3, 4}) {
+        for (int stage : {0, 1, 2}) {
+          SCOPED_TRACE(testing::Message()
+                       << savers << " saved at stage " << save_stage << ", " << loaders << " load at stage " << stage);
+          on_thread_ranks(loaders, [&](Communicator& ranks) {
+            const auto model = tiny_llama(true, 77);
+            Config config = tiny_config(stage == 1 ? "resident" : "zero_offload", 0.5, 2048, 1);
+            config.stage = stage;
+            Engine engine(*model, config, {.communicator = &ranks});
+            EXPECT_EQ(engine.load(root), "at 3");
+            for (const auto& [name, tensor] : states_of(engine, *model)) {
+              EXPECT_TRUE(test::same_bits(expected.at(name), tensor)) << name;
+            }
+            const HostScope host;
+            EXPECT_TRUE(test::same_bits(model->named_parameters()["model.norm.weight"].detach(),
+                                        expected.at("master model.norm.weight")));
+            take_step(*model, engine, ranks, 3);
+          });
+          ++cells;
+        }
+      }
+    }
+  }
+  EXPECT_EQ(cells, 3 * 2 * 4 * 3);
+  std::filesystem::remove_all(root);
+}
+
+TEST(RankCheckpoints, ARefusedOneLeavesEnginesAsTheyWereAndRanksMustSeeTheSame) {
+  const std::filesystem::path root = std::filesystem::path(testing::TempDir()) / "rank_checkpoints_refused";
+  std::filesystem::remove_all(root);
+  on_thread_ranks(2, [&](Communicator& ranks) {
+    const auto model = tiny_llama(true);
+    Engine engine(*model, tiny_config("zero_offload", 0.5, 3072, 1), {.communicator = &ranks});
+    take_step(*model, engine, ranks, 0);
+    engine.save(root / "a");
+    engine.save(root / "b");
+    take_step(*model, engine, ranks, 1);
+    engine.save(root / "b");
+    EXPECT_THROW(engine.load(ranks.rank() == 0 ? root / "a" : root / "nothing"), FileError);
+    try {
+      engine.load(ranks.rank() == 0 ? root / "a" : root / "b");
+      FAIL() << "ranks loaded different checkpoints";
+    } catch (const FileError& error) {
+      EXPECT_NE(std::string(error.what()).find("step-00000002"), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find("step-00000001"), std::string::npos) << error.what();
+    }
+    take_step(*model, engine, ranks, 2);
+    engine.load(root / "a");
+    take_step(*model, engine, ranks, 3);
+  });
+  std::filesystem::remove_all(root);
+}
+
+TEST(RankCheckpoints, AMissingOrDamagedPartIsNamed) {
+  const std::filesystem::path root = std::filesystem::path(testing::TempDir()) / "rank_checkpoint_parts";
+  std::filesystem::remove_all(root);
+  std::filesystem::path folder;
+  on_thread_ranks(2, [&](Communicator& ranks) {
+    const auto model = tiny_llama(true);
+    Engine engine(*model, tiny_config("zero_offload", 0.5, 3072, 1), {.communicator = &ranks});
+    take_step(*model, engine, ranks, 0);
+    const auto made = engine.save(root);
+    if (ranks.rank() == 0) folder = made;
+  });
+  const auto load_error = [&](int loaders) {
+    std::string text;
+    try {
+      on_thread_ranks(loaders, [&](Communicator& ranks) {
+        const auto model = tiny_llama(true);
+        Engine engine(*model, tiny_config("zero_offload", 0.5, 3072, 1), {.communicator = &ranks});
+        engine.load(root);
+      });
+    } catch (const std::exception& error) {
+      text = error.what();
+    }
+    return text;
+  };
+  EXPECT_EQ(load_error(2), "");
+  const std::filesystem::path part = folder / "states-00001-00001.safetensors";
+  ASSERT_TRUE(std::filesystem::exists(part));
+  const auto size = std::filesystem::file_size(part);
+  {
+    std::fstream file(part, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(static_cast<std::streamoff>(size) - 5);
+    file.put('x');
+  }
+  EXPECT_NE(load_error(1).find("states-00001-00001.safetensors"), std::string::npos) << load_error(1);
+  EXPECT_NE(load_error(2).find("states-00001-00001.safetensors"), std::string::npos) << load_error(2);
+  std::filesystem::remove(part);
+  EXPECT_NE(load_error(2).find("states-00001-00001.safetensors: this part of the checkpoint is missing"),
+            std::string::npos)
+      << load_error(2);
+  std::filesystem::remove_all(root);
+}
+
+}  // namespace
+}  // namespace spillway
