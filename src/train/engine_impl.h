@@ -145,6 +145,7 @@ struct Engine::Impl {
   CheckedCheckpoint check_checkpoint(const std::filesystem::path& path, const CheckpointLoadOptions& options);
   /// With ranks: all find the same checkpoint, and none refuses it. Throws: FileError with what one of them says.
   CheckedCheckpoint check_together(const std::filesystem::path& path, const CheckpointLoadOptions& options);
+  void take_checkpoint(const CheckedCheckpoint& checked, const CheckpointLoadOptions& options);
   void take_counters(const CheckpointManifest& manifest, bool take_hyperparameters);
   void count_uses(const torch::Tensor& loss);
   void flush_gradients();

@@ -137,32 +137,35 @@ std::string Engine::load(const std::filesystem::path& path, const CheckpointLoad
   Impl& s = *impl_;
   s.check_usable();
   s.check_between_steps("load()");
+  return load_checked(path, options);
+}
+
+std::string Engine::load_checked(const std::filesystem::path& path, const CheckpointLoadOptions& options) {
+  Impl& s = *impl_;
   const TorchDeviceScope device(s.config.device);
   const HostScope host;
   const torch::NoGradGuard no_grad;
   // First everything is found and checked, then it is taken over: a checkpoint that is refused changes nothing.
   const Impl::CheckedCheckpoint checked = s.check_together(path, options);
-  s.together([&] { take_checkpoint(checked.actions, checked.manifest, options); });
+  s.together([&] { s.take_checkpoint(checked, options); });
   return checked.manifest.program;
 }
 
-void Engine::take_checkpoint(const std::vector<std::function<void()>>& actions, const CheckpointManifest& manifest,
-                             const CheckpointLoadOptions& options) {
-  Impl& s = *impl_;
+void Engine::Impl::take_checkpoint(const CheckedCheckpoint& checked, const CheckpointLoadOptions& options) {
   Bytes total, done;
-  for (const CheckpointFile& file : manifest.files) total += file.bytes;
-  s.runtime->wait_all();
+  for (const CheckpointFile& file : checked.manifest.files) total += file.bytes;
+  runtime->wait_all();
   try {
-    for (std::size_t i = 0; i < actions.size(); ++i) {
-      actions[i]();
-      done = {total.value / static_cast<std::int64_t>(actions.size()) * static_cast<std::int64_t>(i + 1)};
-      if (options.progress) options.progress(i + 1 == actions.size() ? total : done, total);
+    for (std::size_t i = 0; i < checked.actions.size(); ++i) {
+      checked.actions[i]();
+      done = {total.value / static_cast<std::int64_t>(checked.actions.size()) * static_cast<std::int64_t>(i + 1)};
+      if (options.progress) options.progress(i + 1 == checked.actions.size() ? total : done, total);
     }
   } catch (const std::exception& error) {
-    s.failure = error.what();  // a part of the states is the checkpoint's
+    failure = error.what();  // a part of the states is the checkpoint's
     throw;
   }
-  s.take_counters(manifest, options.hyperparameters);
+  take_counters(checked.manifest, options.hyperparameters);
 }
 
 void Engine::Impl::check_files(const std::filesystem::path& folder, const CheckpointManifest& manifest,
