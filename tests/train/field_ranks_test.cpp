@@ -67,8 +67,8 @@ void expect_same(const States& expected, const States& actual) {
   for (const auto& [name, tensor] : expected) EXPECT_TRUE(test::same_bits(tensor, actual.at(name))) << name;
 }
 
-// Every rank has the same rows, so that the mean is the value of each: five steps equal one rank's where additions of
-// equal numbers are exact (two ranks and four).
+// Every rank has the same rows, so that the mean is the value of each: five steps equal one rank's, bit for bit where
+// the sum of equal numbers is exact (two ranks).
 TEST(RankReports, ParametersSmallerThanTheNumberOfRanksTrainAsOnOne) {
   for (const auto& sizes : {std::vector<std::int64_t>{1}, {1, 3, 5000, 1}, {8, 0, 24}, {0, 8}, {8, 0}}) {
     for (const char* schedule : {"resident", "zero_offload"}) {
@@ -83,8 +83,10 @@ TEST(RankReports, ParametersSmallerThanTheNumberOfRanksTrainAsOnOne) {
         const States states = states_of(engine, model);
         if (ranks.size() == 1) {
           expected = states;
-        } else {
+        } else if (ranks.size() == 2) {
           expect_same(expected, states);
+        } else {
+          for (const auto& [name, tensor] : expected) EXPECT_TRUE(torch::allclose(tensor, states.at(name), 1e-5, 1e-6));
         }
       };
       on_thread_ranks(1, [&](Communicator& ranks) { train(ranks, 2); });
