@@ -75,7 +75,7 @@ class ReduceBody {
     std::int64_t bytes = 0;
     for (const ReduceItem& item : items_) {
       for (int rank = 0; rank < ranks(); ++rank) {
-        const std::int64_t to_each = rank == me() && item.whole != nullptr ? 4 * (ranks() - 1) : 0;
+        const std::int64_t to_each = rank == me() && layout_.partition().stage == 0 ? 4 * (ranks() - 1) : 0;
         for (const Shard& run : common(item.runs, layout_.shard(item.chunk, rank)))
           bytes += run.count * (rank == me() ? to_each : size_);
       }
