@@ -31,11 +31,11 @@ def demand(condition, message):
 
 
 class Run:
-    def __init__(self, tools, scratch, name, save_every=0):
+    def __init__(self, tools, scratch, name, save_every=0, steps=STEPS):
         self.mpirun, program = tools
         self.folder = scratch / name
         self.command = [program, "--init", scratch / "config.json", "--data", scratch / "tokens.bin", "--seq-len", 16,
-                        "--batch-size", 12, "--grad-accum", 2, "--steps", STEPS, "--lr", "3e-3", "--clip-norm", 0.5,
+                        "--batch-size", 12, "--grad-accum", 2, "--steps", steps, "--lr", "3e-3", "--clip-norm", 0.5,
                         "--precision", "fp32", "--output", self.folder, "--log", self.folder / "log.jsonl",
                         "--save-every", save_every, "--keep", 2, "--chunk-size", "4Ki", "--progress-every", 1]
 
@@ -106,10 +106,11 @@ def same_as_one_rank(tools, scratch):
 def killed_ranks(tools, scratch, kills):
     """SIGKILL of any one rank ends the others within seconds; the last complete checkpoint resumes."""
     order = random.Random(kills)
-    whole = Run(tools, scratch, "whole2")
+    steps = 4 * kills + 4  # a kill comes after three of them at most
+    whole = Run(tools, scratch, "whole2", steps=steps)
     code, out = whole.finish(2)
     demand(code == 0, out)
-    run = Run(tools, scratch, "killed", save_every=1)
+    run = Run(tools, scratch, "killed", save_every=1, steps=steps)
     longest = 0
     for kill in range(kills):
         process = run.start(2, "--resume", "--stage", kill % 3, "--preset", ("zero_offload", "resident")[kill % 2])
