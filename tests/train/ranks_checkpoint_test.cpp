@@ -33,7 +33,8 @@ std::map<std::string, torch::Tensor> states_of(Engine& engine, const torch::nn::
   return out;
 }
 
-void take_step(CausalLM& model, Engine& engine, const Communicator& ranks, std::int64_t number) {
+// Returns the mean loss before the step.
+double take_step(CausalLM& model, Engine& engine, const Communicator& ranks, std::int64_t number) {
   const HostScope host;
   // Twelve rows, shared by the ranks.
   const torch::Tensor all = (torch::arange(12 * 9).reshape({12, 9}) * (number + 3)) % 64;
@@ -41,8 +42,11 @@ void take_step(CausalLM& model, Engine& engine, const Communicator& ranks, std::
       rows_of_rank({all.slice(1, 0, 8).contiguous(), all.slice(1, 1).contiguous(), {}, 96}, ranks.rank(), ranks.size());
   torch::Tensor loss;
   if (batch.valid_targets > 0) loss = next_token_loss(model.forward(batch.inputs), batch.targets, batch.valid_targets);
-  engine.backward(loss, {.weight = static_cast<double>(batch.valid_targets), .last = true});
-  ASSERT_EQ(engine.step().status, StepStatus::updated);
+  const auto weight = static_cast<double>(batch.valid_targets);
+  engine.backward(loss, {.weight = weight, .last = true});
+  const double mean = engine.mean_over_ranks(loss.defined() ? loss.item<double>() : 0, weight);
+  EXPECT_EQ(engine.step().status, StepStatus::updated);
+  return mean;
 }
 
 TEST(RankCheckpoints, AnyNumberOfRanksStageAndPlacementLoadsAny) {
@@ -52,6 +56,7 @@ TEST(RankCheckpoints, AnyNumberOfRanksStageAndPlacementLoadsAny) {
     for (int save_stage : {0, 2}) {
       std::filesystem::remove_all(root);
       std::map<std::string, torch::Tensor> expected;
+      std::vector<double> losses;  // of the two steps that follow
       on_thread_ranks(savers, [&](Communicator& ranks) {
         const auto model = tiny_llama(true);
         Config config = tiny_config(save_stage == 0 ? "resident" : "zero_offload", 0.5, 3072, 1);
@@ -60,7 +65,12 @@ TEST(RankCheckpoints, AnyNumberOfRanksStageAndPlacementLoadsAny) {
         for (std::int64_t step = 0; step < 3; ++step) take_step(*model, engine, ranks, step);
         engine.save(root, {.program = "at 3"});
         const auto states = states_of(engine, *model);
-        if (ranks.rank() == 0) expected = states;
+        std::vector<double> next;
+        for (std::int64_t step = 3; step < 5; ++step) next.push_back(take_step(*model, engine, ranks, step));
+        if (ranks.rank() == 0) {
+          expected = states;
+          losses = next;
+        }
       });
       for (int loaders : {1, 2, 3, 4}) {
         for (int stage : {0, 1, 2}) {
@@ -78,7 +88,10 @@ TEST(RankCheckpoints, AnyNumberOfRanksStageAndPlacementLoadsAny) {
             const HostScope host;
             EXPECT_TRUE(test::same_bits(model->named_parameters()["model.norm.weight"].detach(),
                                         expected.at("master model.norm.weight")));
-            take_step(*model, engine, ranks, 3);
+            for (std::size_t i = 0; i < losses.size(); ++i) {
+              EXPECT_NEAR(take_step(*model, engine, ranks, 3 + static_cast<std::int64_t>(i)), losses[i],
+                          1e-5 * losses[i]);
+            }
           });
           ++cells;
         }
