@@ -318,8 +318,9 @@ struct VectorUpdate {
     const Types types = given_types;
     const bool past_caches = store_streams(arrays.copy, types.copy, arrays.count);
     if constexpr (kFormat == StateFormat::f32) {
-      return past_caches ? strips(scalars, arrays, types, 0, count, nullptr, true)
-                         : strips(scalars, arrays, types, 0, count, nullptr, false);
+      Block none[2] = {};  // fp32 has no blocks: nothing reads these
+      return past_caches ? strips(scalars, arrays, types, 0, count, none, true)
+                         : strips(scalars, arrays, types, 0, count, none, false);
     }
     alignas(64) float values[2][kFormat == StateFormat::block8 ? kBlock : 1];
     for (std::int64_t start = 0; start < count; start += kTile) {
