@@ -114,13 +114,7 @@ class ReduceBody {
       std::byte* const sum = item.sum + (run.begin - own.begin) * 4;
       for (int rank = 0; rank < ranks(); ++rank) {
         const std::byte* part = rank == me() ? item.staged + run.begin * size_ : piece(item, rank, run.begin);
-        if (rank > 0) {
-          work.accumulate(stream, sum, kernels::Element::f32, part, element_of(working_), run.count);
-        } else if (working_ == DType::f32) {
-          work.copy(stream, sum, part, {run.count * size_});
-        } else {
-          work.widen(stream, reinterpret_cast<float*>(sum), part, element_of(working_), run.count);
-        }
+        add_gradient(work, stream, sum, DType::f32, part, working_, run.count, /*first=*/rank == 0);
       }
     }
   }
@@ -149,11 +143,7 @@ class ReduceBody {
       for (const Shard& run : common(item.runs, own)) {
         std::byte* const sum = item.sum + (run.begin - own.begin) * 4;
         const std::byte* const from = item.pieces + (run.begin - own.begin) * size_;
-        if (working_ == DType::f32) {
-          work.copy(stream, sum, from, {run.count * size_});
-        } else {
-          work.widen(stream, reinterpret_cast<float*>(sum), from, element_of(working_), run.count);
-        }
+        add_gradient(work, stream, sum, DType::f32, from, working_, run.count, /*first=*/true);
       }
     }
   }
