@@ -32,6 +32,14 @@ bool has_avx512() {
 }
 #endif
 
+bool is_intel() {
+#if defined(__x86_64__)
+  return __builtin_cpu_is("intel") != 0;
+#else
+  return false;
+#endif
+}
+
 // Slowest first.
 auto candidates() {
   return std::array {
@@ -43,6 +51,8 @@ auto candidates() {
 }
 
 }  // namespace
+
+const bool kPrefetchesAhead = is_intel();
 
 const CpuKernels& cpu_kernels() {
   const CpuKernels* best = &kBaselineKernels;

@@ -10,4 +10,8 @@ extern const CpuKernels kBaselineKernels;
 extern const CpuKernels kAvx2Kernels;
 extern const CpuKernels kAvx512Kernels;
 
+/// Whether updates ask for lines ahead of what the processor fetches by itself: on processors of Intel's, which gain by
+/// it. On others it was measured to cost up to 40 % (docs/benchmarks.md).
+extern const bool kPrefetchesAhead;
+
 }  // namespace spillway::kernels

@@ -319,6 +319,16 @@ SPILLWAY_HD void store_packed(std::uint16_t* target, WordPart halves) {
   memcpy(target, &halves, sizeof(halves));
 }
 
+/// Asks for what a strip at `at` will need some strips later, as far as the second cache. Addresses past an array's end
+/// do nothing.
+template <class T>
+SPILLWAY_HD void prefetch_strip(const T* at) {
+  constexpr int kAhead = 1024, kLine = 64;  // bytes
+  for (int line = 0; line < kStrip * static_cast<int>(sizeof(T)); line += kLine) {
+    _mm_prefetch(reinterpret_cast<const char*>(at) + kAhead + line, _MM_HINT_T1);
+  }
+}
+
 /// Bytes as numbers, even and odd ones.
 SPILLWAY_HD Words load_bytes(const std::uint8_t* source) {
   const WordPart halves = bytes_as_halves(source);

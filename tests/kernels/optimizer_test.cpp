@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every optimizer, on every kernel set that runs here, against the scalar reference: equal bits.
 
+#include <fmt/format.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -223,12 +224,15 @@ TEST_P(OptimizerTest, FiftyStepsInPiecesAndThreads) {
                          gradients_of(start, i, g));
   }
   for (const CpuKernels* set : kernel_sets()) {
-    for (int pieces : {1, 2, 7}) {
-      const Problem state = run_split(GetParam(), *set, start, pieces, pieces == 7);
-      ASSERT_TRUE(same_bits(state.p, expected.p)) << set->name << " in " << pieces << " pieces";
-      ASSERT_TRUE(same_bits(state.s0, expected.s0)) << set->name << " in " << pieces << " pieces";
-      ASSERT_TRUE(same_bits(state.s1, expected.s1)) << set->name << " in " << pieces << " pieces";
-    }
+    const auto expect = [&](int pieces, bool threads) {
+      const Problem state = run_split(GetParam(), *set, start, pieces, threads);
+      const std::string how = fmt::format("{} in {} pieces{}", set->name, pieces, threads ? ", a thread each" : "");
+      ASSERT_TRUE(same_bits(state.p, expected.p)) << how;
+      ASSERT_TRUE(same_bits(state.s0, expected.s0)) << how;
+      ASSERT_TRUE(same_bits(state.s1, expected.s1)) << how;
+    };
+    for (int pieces : {1, 2, 7}) expect(pieces, false);
+    for (int threads = 1; threads <= 8; ++threads) expect(threads, true);
   }
 }
 
