@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # The long checks: everything, LibTorch's part included, under the address, undefined and thread sanitizers, each suite
-# run several times in a shuffled order; libFuzzer on each reader of foreign files (clang); and every model family held
-# against Hugging Face transformers, which is installed into build/transformers for it. Takes two hours or more; not part
-# of scripts/test.sh.
+# run several times in a shuffled order; libFuzzer on each reader of foreign files (clang); the kernels of aarch64 under
+# emulation; and every model family held against Hugging Face transformers, which is installed into build/transformers
+# for it. Takes two hours or more; not part of scripts/test.sh.
 #
 # Usage: scripts/soak.sh [--repeat N] [--preset NAME]... [--seconds N] [-R REGEX] [--help]
 #   --repeat N      how often each suite runs (default 5); it stops at a suite's first failure
@@ -52,6 +52,7 @@ for preset in "${presets[@]}"; do
 done
 if [ ${#filter[@]} = 0 ]; then
   scripts/check_docs.sh || failed+=(docs)
+  scripts/arm_check.sh </dev/null || failed+=(arm)
   step "transformers: building what it is held against"
   cmake --preset release
   cmake --build build/release -j "$jobs" --target finetune model_answers
