@@ -11,6 +11,7 @@
 #include "spillway/core/error.h"
 #include "spillway/plan/run_plan.h"
 #include "spillway/train/engine.h"
+#include "support/process_memory.h"
 #include "train/training_runs.h"
 
 namespace spillway {
@@ -144,7 +145,9 @@ TEST(HostMemory, DoesNotGrowOverThreeHundredSteps) {
   EXPECT_EQ(engine.memory_in_use(Tier::device), device);
   EXPECT_EQ(engine.memory_in_use(Tier::pinned), pinned);
   // An allocator keeps odd pages; 250 steps that leak a tensor of this model's would show.
-  EXPECT_LT(resident_bytes() - resident, 2 << 20);
+  if (test::kProcessMemoryIsMeasurable) {
+    EXPECT_LT(resident_bytes() - resident, 2 << 20);
+  }
 }
 
 TEST(Activations, OfASeventyBillionParameterModelArePlannedWithoutMemory) {

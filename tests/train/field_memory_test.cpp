@@ -16,6 +16,7 @@
 #include "spillway/formats/safetensors.h"
 #include "spillway/train/engine.h"
 #include "support/bits.h"
+#include "support/process_memory.h"
 #include "train/branches.h"
 #include "train/training_runs.h"
 
@@ -38,11 +39,10 @@ bool offloads(const std::string& schedule) {
 }
 
 void one_step(Engine& engine, CausalLM& model, std::int64_t number) {
-  torch::Tensor tokens;
-  {
+  const torch::Tensor tokens = [&] {
     const HostScope host;
-    tokens = (torch::arange(24).reshape({2, 12}) * (number % 5 + 1)) % 64;
-  }
+    return (torch::arange(24).reshape({2, 12}) * (number % 5 + 1)) % 64;
+  }();
   engine.backward(next_token_loss(model.forward(tokens), tokens, 24), {.last = true});
   engine.step();
 }
@@ -391,7 +391,7 @@ TEST_P(MemoryReports, FiftyEnginesLeaveNothingBehind) {
     if (round == 5) early = held();
   }
   const Held late = held();
-  EXPECT_LT(late.resident - early.resident, 2 << 20);
+  EXPECT_LT(test::kProcessMemoryIsMeasurable ? late.resident - early.resident : 0, 2 << 20);
   EXPECT_EQ(late.threads, early.threads);
   EXPECT_EQ(late.files, early.files);
 }
