@@ -140,6 +140,8 @@ void add_offload_flags(CLI::App& app, Options& o) {
   app.add_flag("--dry-run", o.dry_run,
                "print what the run would hold, by tier and use, and end: needs --seq-len or --data, but no weights");
   app.add_option("--threads", o.threads, "of the CPU optimizer [half the cores]")->check(CLI::Range(0, 4096));
+  app.add_option("--cores", o.cores, "processors its threads stay on, like 0-3,8, or any [chosen]");
+  app.add_option("--instruction-set", o.instruction_set, "its kernels: baseline, avx2, avx512 [the fastest]");
 }
 
 /// One step: forward and backward of each micro-batch, then the update.

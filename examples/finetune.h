@@ -45,13 +45,14 @@ struct LoraFlags {
 struct Options {
   std::string model, init, data, eval_data, output, offload, log, trace;
   std::string device_memory, link_bandwidth, host_memory, chunk_size, precision, preset, device, prompt;
+  std::string cores, instruction_set;
   std::string lr_schedule;
   std::vector<double> betas;
   std::optional<double> lr, eps, weight_decay, clip_norm;
   std::optional<int> threads, stage;
   std::optional<std::int64_t> bucket_chunks;
   int ranks = 0;  // to plan for
-  bool transport_sums = false;
+  bool transport_sums = false, reduce_last_only = false;
   double rank_timeout = 600;
   std::optional<std::int64_t> grad_accum, warmup_steps;
   std::optional<double> min_lr_ratio;

@@ -117,10 +117,22 @@ void apply_memory(const Options& o, spillway::Config& config, Overlay& overlay) 
     overlay.note("low_memory_accumulation", "--low-memory-accumulation");
   }
   overlay.set(config.threads, o.threads, "threads", "--threads");
+  if (!o.cores.empty()) {
+    config.cores = o.cores;
+    overlay.note("cores", "--cores");
+  }
+  if (!o.instruction_set.empty()) {
+    config.instruction_set = o.instruction_set;
+    overlay.note("instruction_set", "--instruction-set");
+  }
   overlay.set(config.stage, o.stage, "stage", "--stage");
   if (o.transport_sums) {
     config.transport_sums = true;
     overlay.note("transport_sums", "--transport-sums");
+  }
+  if (o.reduce_last_only) {
+    config.reduce_last_only = true;
+    overlay.note("reduce_last_only", "--reduce-last-only");
   }
   overlay.set(config.bucket_chunks, o.bucket_chunks, "bucket_chunks", "--bucket-chunks");
 }

@@ -19,6 +19,10 @@ void add_rank_flags(CLI::App& app, Options& o) {
       ->check(CLI::PositiveNumber);
   app.add_flag("--transport-sums", o.transport_sums,
                "sum ranks' gradients as NCCL or MPI does, not in rank order in fp32: other bits");
+  app.add_flag(
+      "--reduce-last-only", o.reduce_last_only,
+      "ranks add their gradients in a step's last micro-batch only, at --stage 0 or 1: for slow networks: less "
+      "traffic between ranks, more memory, other bits");
   app.add_option("--rank-timeout", o.rank_timeout, "seconds that a rank waits for the others before it gives up")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

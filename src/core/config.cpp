@@ -286,6 +286,7 @@ Config read_own_config(const json& document, const std::string& source) {
                   section.path("stage"), stage));
   config.stage = static_cast<int>(stage);
   section.read("transport_sums", config.transport_sums);
+  section.read("reduce_last_only", config.reduce_last_only);
   section.read("bucket_chunks", config.bucket_chunks);
   std::int64_t threads = 0;
   section.read("threads", threads);
@@ -301,11 +302,12 @@ Config read_own_config(const json& document, const std::string& source) {
 
 const std::vector<std::string>& own_top_keys() {
   static const std::vector<std::string> keys = {
-      "schedule",      "precision",   "device",        "optimizer",
-      "groups",        "lr_schedule", "loss_scale",    "low_memory_accumulation",
-      "recompute",     "clip_norm",   "accumulation",  "chunk_elements",
-      "staging_slots", "stage",       "bucket_chunks", "transport_sums",
-      "threads",       "host_memory", "cores",         "instruction_set"};
+      "schedule",        "precision",   "device",        "optimizer",
+      "groups",          "lr_schedule", "loss_scale",    "low_memory_accumulation",
+      "recompute",       "clip_norm",   "accumulation",  "chunk_elements",
+      "staging_slots",   "stage",       "bucket_chunks", "transport_sums",
+      "threads",         "host_memory", "cores",         "instruction_set",
+      "reduce_last_only"};
   return keys;
 }
 
@@ -340,6 +342,9 @@ void Config::validate() const {
   require(stage >= 0 && stage <= 2, fmt::format("stage is {}; expected 0, 1 or 2", stage));
   require(bucket_chunks >= 1 && bucket_chunks <= 1024,
           fmt::format("bucket_chunks is {}; expected 1 to 1024", bucket_chunks));
+  require(!reduce_last_only || stage < 2,
+          "reduce_last_only needs stage 0 or 1, and the stage is 2, where a rank keeps accumulated gradients of its "
+          "shards alone");
   require(threads >= 0, "threads is negative");
 }
 

@@ -87,6 +87,7 @@ Json document(const Config& config) {
   out["staging_slots"] = config.staging_slots;
   out["stage"] = config.stage;
   out["transport_sums"] = config.transport_sums;
+  out["reduce_last_only"] = config.reduce_last_only;
   out["bucket_chunks"] = config.bucket_chunks;
   out["threads"] = config.threads;
   out["cores"] = config.cores;

@@ -102,7 +102,8 @@ class Recorder {
   bool backward(bool last) {
     const auto& gradients = events_.gradients[next_backward_++ % events_.gradients.size()];
     bool any = false;
-    runtime_.set_gradient_order(gradients);
+    const bool adds_earlier = runtime_.reduces_last() && last && options_.last_is_known;
+    runtime_.set_gradient_order(adds_earlier ? runtime_.with_earlier_gradients(gradients) : gradients);
     schedule_->begin_backward(last && options_.last_is_known);
     for (std::int64_t p : gradients) {
       const auto elements = static_cast<double>(layout_.parameters()[static_cast<std::size_t>(p)].numel());

@@ -41,6 +41,11 @@ StateSpec make_spec(const Layout& layout, std::int64_t frozen_elements, const Sc
     spec.device_slots = spec.reduce_slots = slots;
     spec.bucket_chunks = config.bucket_chunks;
     spec.transport_sums = config.transport_sums;
+    spec.reduce_last = config.reduce_last_only;
+    if (spec.reduce_last) {  // gradients are added up where they are kept before they are sent
+      spec.device_slots = schedule.stages ? slots : 0;
+      spec.piece_slots = schedule.stages ? slots : 0;
+    }
     spec.bucket_chunks = std::min(spec.bucket_chunks, std::max<std::int64_t>(1, slots));
   }
   spec.frozen_elements = frozen_elements;

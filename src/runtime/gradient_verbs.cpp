@@ -46,8 +46,9 @@ Ticket Runtime::stage(const Segment& segment, const Gradient& gradient, Slot& sl
        [=, &work = machine_.device_work()](StreamRef stream) { work.copy(stream, target, source, bytes); }});
 }
 
-Ticket Runtime::copy_down(std::span<const Segment* const> segments, Slot& device, Slot& pinned, Ticket staged) {
-  const std::int64_t size = size_of(arriving_type());
+Ticket Runtime::copy_down(std::span<const Segment* const> segments, Slot& device, Slot& pinned, Ticket staged,
+                          Sums sums) {
+  const std::int64_t size = size_of(arriving_type(sums));
   const auto bytes = static_cast<double>(elements(segments) * size);
   auto body = [&work = machine_.device_work(), size, from = device.view.data, to = pinned.view.data,
                list = std::vector<const Segment*>(segments.begin(), segments.end())](StreamRef stream) {
@@ -65,13 +66,13 @@ Ticket Runtime::copy_down(std::span<const Segment* const> segments, Slot& device
   return device.free;
 }
 
-Ticket Runtime::accumulate(std::span<const Segment* const> segments, Slot& pinned, Ticket arrived) {
+Ticket Runtime::accumulate(std::span<const Segment* const> segments, Slot& pinned, Ticket arrived, Sums sums) {
   const std::int64_t chunk = segments.front()->chunk;
-  const DType working = arriving_type();
+  const DType working = arriving_type(sums);
   std::vector<AccumulateItem> items;
-  for (const Segment* segment : segments) items.push_back({segment, note_gradient(*segment)});
+  for (const Segment* segment : segments) items.push_back({segment, note_gradient(*segment, sums)});
   auto body = [place = workplace(machine_, Tier::pinned), working, sum_type = spec_.gradient, items = std::move(items),
-               source = pinned.view.data, target = store_->gradient(chunk).data](StreamRef stream) {
+               source = pinned.view.data, target = sums_of(chunk, sums).data](StreamRef stream) {
     for_slices(place.team, items,
                [&](const AccumulateItem& item, std::int64_t begin, std::int64_t count, std::int64_t) {
                  const std::int64_t at = item.segment->chunk_offset + begin;
@@ -82,17 +83,17 @@ Ticket Runtime::accumulate(std::span<const Segment* const> segments, Slot& pinne
   pinned.free = machine_.cpu().submit({"accumulate",
                                        chunk,
                                        OpKind::elementwise,
-                                       static_cast<double>(elements(segments) * bytes_of_sum()),
+                                       static_cast<double>(elements(segments) * bytes_of_sum(sums)),
                                        {std::move(arrived), gradient_ops_[static_cast<std::size_t>(chunk)]},
                                        std::move(body)});
   return gradient_ops_[static_cast<std::size_t>(chunk)] = pinned.free;
 }
 
-Ticket Runtime::accumulate(const Segment& segment, const Gradient& gradient) {
+Ticket Runtime::accumulate(const Segment& segment, const Gradient& gradient, Sums sums) {
   const DType working = spec_.working;
-  const bool first = note_gradient(segment);
+  const bool first = note_gradient(segment, sums);
   const DType sum_type = spec_.gradient;
-  std::byte* target = at_element(store_->gradient(segment.chunk).data, segment.chunk_offset * size_of(sum_type));
+  std::byte* target = at_element(sums_of(segment.chunk, sums).data, segment.chunk_offset * size_of(sum_type));
   const std::byte* source = at_element(gradient.data, segment.parameter_offset * size_of(working));
   auto body = [place = workplace(machine_, Tier::device), working, sum_type, target, source,
                items = std::array{AccumulateItem{&segment, first}}](StreamRef stream) {
@@ -105,15 +106,15 @@ Ticket Runtime::accumulate(const Segment& segment, const Gradient& gradient) {
   const Ticket done = machine_.compute().submit({"accumulate",
                                                  segment.chunk,
                                                  OpKind::elementwise,
-                                                 static_cast<double>(segment.count * bytes_of_sum()),
+                                                 static_cast<double>(segment.count * bytes_of_sum(sums)),
                                                  {gradient_ops_[static_cast<std::size_t>(segment.chunk)]},
                                                  std::move(body)});
   return gradient_ops_[static_cast<std::size_t>(segment.chunk)] = done;
 }
 
 // Reads the source and the sum, writes the sum.
-std::int64_t Runtime::bytes_of_sum() const {
-  return size_of(arriving_type()) + 2 * size_of(spec_.gradient);
+std::int64_t Runtime::bytes_of_sum(Sums sums) const {
+  return size_of(arriving_type(sums)) + 2 * size_of(spec_.gradient);
 }
 
 // The sums stay on the device, each grain's at its own place, until wait_norm() fetches all of them.

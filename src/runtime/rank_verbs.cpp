@@ -1,178 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What ranks do together: sum gradients in rank order, bring updated parameters together, agree on what is to be done.
+// What ranks do together beside summing gradients: bring updated parameters together, agree on what is to be done.
 #include <algorithm>
 #include <cstring>
-#include <deque>
 #include <utility>
 #include <vector>
 
 #include "runtime/runtime_impl.h"
 
 namespace spillway {
-namespace {
-
-// One chunk of a reduction, in addresses and elements.
-struct ReduceItem {
-  std::int64_t chunk = 0;
-  std::vector<Shard> runs;  // what is reduced of the chunk: whole grains, neighbours joined
-  const std::byte* staged = nullptr;
-  std::byte* pieces = nullptr;  // of the other ranks, in rank order, `apart` bytes from each other
-  std::byte* sum = nullptr;     // of what this rank owns
-  std::byte* whole = nullptr;   // at stage 0: the sum of the whole chunk
-};
-
-// The grains of some segments of a chunk, as runs.
-std::vector<Shard> runs_of(std::span<const Segment* const> segments) {
-  std::vector<Shard> runs;
-  for (const Segment* segment : segments) runs.push_back({segment->chunk_offset, segment->grains() * kGrainElements});
-  std::sort(runs.begin(), runs.end(), [](const Shard& a, const Shard& b) { return a.begin < b.begin; });
-  std::vector<Shard> joined;
-  for (const Shard& run : runs) {
-    if (!joined.empty() && joined.back().begin + joined.back().count == run.begin) {
-      joined.back().count += run.count;
-    } else {
-      joined.push_back(run);
-    }
-  }
-  return joined;
-}
-
-// What of the runs lies in a shard.
-std::vector<Shard> common(const std::vector<Shard>& runs, const Shard& shard) {
-  std::vector<Shard> out;
-  for (const Shard& run : runs) {
-    const std::int64_t begin = std::max(run.begin, shard.begin);
-    const std::int64_t end = std::min(run.begin + run.count, shard.begin + shard.count);
-    if (begin < end) out.push_back({begin, end - begin});
-  }
-  return out;
-}
-
-class ReduceBody {
- public:
-  ReduceBody(Machine& machine, const Layout& layout, const StateSpec& spec, std::vector<ReduceItem> items)
-      : machine_(machine),
-        layout_(layout),
-        working_(spec.working),
-        transport_sums_(spec.transport_sums),
-        size_(size_of(working_)),
-        apart_(layout.most_owned_elements() * size_),
-        items_(std::move(items)) {}
-
-  void operator()(StreamRef stream) const {
-    if (transport_sums_) {
-      sum_in_transport(stream);
-    } else {
-      send_to_owners(stream);
-      for (const ReduceItem& item : items_) add_in_rank_order(item, stream);
-    }
-    if (layout_.partition().stage == 0) give_sums(stream);
-  }
-
-  /// Bytes that this rank sends.
-  std::int64_t wire_bytes() const {
-    std::int64_t bytes = 0;
-    for (const ReduceItem& item : items_) {
-      for (int rank = 0; rank < ranks(); ++rank) {
-        const std::int64_t to_each = rank == me() && layout_.partition().stage == 0 ? 4 * (ranks() - 1) : 0;
-        for (const Shard& run : common(item.runs, layout_.shard(item.chunk, rank)))
-          bytes += run.count * (rank == me() ? to_each : size_);
-      }
-    }
-    return bytes;
-  }
-
- private:
-  int me() const { return layout_.partition().rank; }
-  int ranks() const { return layout_.partition().ranks; }
-  // Where another rank's value of an element of the own shard lies.
-  std::byte* piece(const ReduceItem& item, int rank, std::int64_t element) const {
-    return item.pieces + apart_ * (rank < me() ? rank : rank - 1) +
-           (element - layout_.shard(item.chunk, me()).begin) * size_;
-  }
-
-  void send_to_owners(StreamRef stream) const {
-    std::vector<Send> sends;
-    std::vector<Receive> receives;
-    for (const ReduceItem& item : items_) {
-      const std::vector<Shard> own = common(item.runs, layout_.shard(item.chunk, me()));
-      for (int rank = 0; rank < ranks(); ++rank) {
-        if (rank == me()) continue;
-        for (const Shard& run : common(item.runs, layout_.shard(item.chunk, rank)))
-          sends.push_back({item.staged + run.begin * size_, {run.count * size_}, rank});
-        for (const Shard& run : own) receives.push_back({piece(item, rank, run.begin), {run.count * size_}, rank});
-      }
-    }
-    machine_.communicator()->exchange({"reduce gradients", items_.front().chunk}, sends, receives, stream);
-  }
-
-  void add_in_rank_order(const ReduceItem& item, StreamRef stream) const {
-    const DeviceWork& work = machine_.device_work();
-    const Shard own = layout_.shard(item.chunk, me());
-    for (const Shard& run : common(item.runs, own)) {
-      std::byte* const sum = item.sum + (run.begin - own.begin) * 4;
-      for (int rank = 0; rank < ranks(); ++rank) {
-        const std::byte* part = rank == me() ? item.staged + run.begin * size_ : piece(item, rank, run.begin);
-        add_gradient(work, stream, sum, DType::f32, part, working_, run.count, /*first=*/rank == 0);
-      }
-    }
-  }
-
-  // The same owners get the transport's sums, in the working type, where other ranks' pieces would stand.
-  void sum_in_transport(StreamRef stream) const {
-    std::deque<std::vector<std::int64_t>> counts;
-    std::vector<ScatterChunk> chunks;
-    for (const ReduceItem& item : items_) {
-      const std::int64_t own = layout_.shard(item.chunk, me()).begin;
-      for (const Shard& run : item.runs) {
-        std::vector<std::int64_t>& of_run = counts.emplace_back();
-        std::byte* target = item.pieces;  // a rank without a part of the run gets nothing there
-        for (int rank = 0; rank < ranks(); ++rank) {
-          const std::vector<Shard> part = common({run}, layout_.shard(item.chunk, rank));
-          of_run.push_back(part.empty() ? 0 : part.front().count);
-          if (rank == me() && !part.empty()) target += (part.front().begin - own) * size_;
-        }
-        chunks.push_back({item.staged + run.begin * size_, target, of_run});
-      }
-    }
-    machine_.communicator()->reduce_scatter({"sum gradients", items_.front().chunk}, chunks, working_, stream);
-    const DeviceWork& work = machine_.device_work();
-    for (const ReduceItem& item : items_) {
-      const Shard own = layout_.shard(item.chunk, me());
-      for (const Shard& run : common(item.runs, own)) {
-        std::byte* const sum = item.sum + (run.begin - own.begin) * 4;
-        const std::byte* const from = item.pieces + (run.begin - own.begin) * size_;
-        add_gradient(work, stream, sum, DType::f32, from, working_, run.count, /*first=*/true);
-      }
-    }
-  }
-
-  // Every owner's sums to everyone.
-  void give_sums(StreamRef stream) const {
-    std::vector<Send> sends;
-    std::vector<Receive> receives;
-    for (const ReduceItem& item : items_) {
-      const std::vector<Shard> own = common(item.runs, layout_.shard(item.chunk, me()));
-      for (int rank = 0; rank < ranks(); ++rank) {
-        if (rank == me()) continue;
-        for (const Shard& run : own) sends.push_back({item.whole + run.begin * 4, {run.count * 4}, rank});
-        for (const Shard& run : common(item.runs, layout_.shard(item.chunk, rank)))
-          receives.push_back({item.whole + run.begin * 4, {run.count * 4}, rank});
-      }
-    }
-    machine_.communicator()->exchange({"share gradients", items_.front().chunk}, sends, receives, stream);
-  }
-
-  Machine& machine_;
-  const Layout& layout_;
-  const DType working_;
-  const bool transport_sums_;
-  const std::int64_t size_, apart_;
-  const std::vector<ReduceItem> items_;
-};
-
-}  // namespace
 
 std::vector<Bytes> shard_bytes(const Layout& layout, std::int64_t chunk, std::int64_t size) {
   std::vector<Bytes> out;
@@ -181,43 +17,6 @@ std::vector<Bytes> shard_bytes(const Layout& layout, std::int64_t chunk, std::in
 }
 
 // ---- gradients -----------------------------------------------------------------------------------------------------
-
-Ticket Runtime::stage_zeros(std::span<const Segment* const> segments, Slot& slot, Ticket before) {
-  const std::int64_t size = size_of(spec_.working);
-  auto body = [&work = machine_.device_work(), size, to = slot.view.data,
-               list = std::vector<const Segment*>(segments.begin(), segments.end())](StreamRef stream) {
-    for (const Segment* segment : list) {
-      work.zero(stream, to + segment->chunk_offset * size, {segment->count * size});
-    }
-  };
-  return machine_.compute().submit({"stage zeros",
-                                    segments.front()->chunk,
-                                    OpKind::elementwise,
-                                    static_cast<double>(elements(segments) * size),
-                                    {slot.free, std::move(before)},
-                                    std::move(body)});
-}
-
-Ticket Runtime::reduce(std::span<const Reduction> chunks) {
-  const Partition& partition = layout_.partition();
-  std::vector<ReduceItem> items;
-  std::vector<Ticket> after;
-  for (const Reduction& chunk : chunks) {
-    const bool whole = partition.stage == 0;
-    std::byte* const sum = chunk.sum->view.data;
-    const std::int64_t own = layout_.shard(chunk.chunk, partition.rank).begin;
-    items.push_back({chunk.chunk, runs_of(chunk.segments), chunk.staged->view.data, chunk.sum->pieces.data,
-                     at_element(sum, whole ? own * 4 : 0), whole ? sum : nullptr});
-    after.push_back(chunk.ready);
-    after.push_back(chunk.sum->free);
-  }
-  ReduceBody body(machine_, layout_, spec_, std::move(items));
-  const auto bytes = static_cast<double>(body.wire_bytes());
-  const Ticket done = machine_.network().submit(
-      {"reduce gradients", chunks.front().chunk, OpKind::copy, bytes, std::move(after), std::move(body)});
-  for (const Reduction& chunk : chunks) chunk.staged->free = chunk.sum->free = done;
-  return done;
-}
 
 std::vector<const Segment*> Runtime::kept_of(std::span<const Segment* const> segments) const {
   std::vector<const Segment*> out;
@@ -250,7 +49,7 @@ Ticket Runtime::accumulate_sum(std::span<const Segment* const> kept, Slot& sum, 
   newest = machine_.network().submit({"accumulate",
                                       chunk,
                                       OpKind::elementwise,
-                                      static_cast<double>(elements(kept) * bytes_of_sum()),
+                                      static_cast<double>(elements(kept) * bytes_of_sum(Sums::step)),
                                       {std::move(reduced), newest},
                                       std::move(body)});
   return sum.free = newest;

@@ -30,8 +30,10 @@ Runtime::Runtime(Machine& machine, const Layout& layout, StateSpec spec, Optimiz
       pinned_slots_({}),
       upload_slots_({}),
       reduce_slots_({}),
+      piece_slots_({}),
       parameters_(layout.parameters().size()),
       segments_(layout.kept_segments().size()),
+      own_(spec_.reduce_last ? layout.segments().size() : 0),
       uploads_(layout.chunks().size()),
       updates_(layout.chunks().size()),
       gradient_ops_(layout.chunks().size()),
@@ -43,6 +45,10 @@ Runtime::Runtime(Machine& machine, const Layout& layout, StateSpec spec, Optimiz
   }
   require(spec_.gradient == DType::f32 || spec_.gradient == spec_.working,
           "gradients are accumulated in fp32 or in the working type");
+  require(
+      !spec_.reduce_last || (layout.partition().shared() && layout.partition().stage < 2),
+      "gradients are reduced in the last micro-batch only between several ranks, at stage 0 or 1: at stage 2 a rank "
+      "has no room for sums of its own");
   spec_.host_reads_device = machine.host_reads_device();
   make_store(spec_);
   const auto grains = static_cast<std::size_t>(layout.chunk_elements() / kGrainElements);
@@ -62,6 +68,11 @@ void Runtime::make_store(const StateSpec& spec) {
   pinned_slots_ = SlotRing(store_->pinned_slots());
   upload_slots_ = SlotRing(store_->upload_slots());
   reduce_slots_ = SlotRing(store_->reduce_slots());
+  piece_slots_ = SlotRing(store_->piece_slots());
+  own_on_device_.clear();
+  if (!spec.reduce_last) return;
+  for (std::size_t c = 0; c < layout_.chunks().size(); ++c)
+    own_on_device_.push_back({store_->own_gradient(static_cast<std::int64_t>(c)), {}, {}});
 }
 
 Runtime::~Runtime() {
@@ -71,7 +82,7 @@ Runtime::~Runtime() {
 bool Runtime::wait_idle() noexcept {
   // Lanes run in order, so each chunk's newest op of a kind is the last one.
   for (const Ticket& ticket : gradient_ops_) wait_quietly(machine_, ticket);
-  for (const SlotRing* ring : {&device_slots_, &pinned_slots_, &upload_slots_, &reduce_slots_}) {
+  for (const SlotRing* ring : {&device_slots_, &pinned_slots_, &upload_slots_, &reduce_slots_, &piece_slots_}) {
     for (const Slot& slot : ring->slots()) wait_quietly(machine_, slot.free);
   }
   bool well = true;
@@ -85,7 +96,14 @@ Lane& Runtime::lane_of(Tier tier) {
   return on_device(tier) ? machine_.compute() : machine_.cpu();
 }
 
-bool Runtime::note_gradient(const Segment& segment) {
+bool Runtime::note_gradient(const Segment& segment, Sums sums) {
+  if (sums == Sums::own) {
+    parameters_[static_cast<std::size_t>(segment.parameter)].has_gradient = true;
+    const auto index = static_cast<std::size_t>(&segment - layout_.segments().data());
+    const bool first = !own_[index];
+    own_[index] = true;
+    return first;
+  }
   // Ranks reduce every parameter; which had a gradient is noted where it is staged.
   if (!layout_.partition().shared()) parameters_[static_cast<std::size_t>(segment.parameter)].has_gradient = true;
   SegmentState& state = segments_[static_cast<std::size_t>(index_of(segment))];
@@ -105,7 +123,7 @@ void Runtime::wait_all() {
   }
   if (!layout_.partition().shared()) return;
   // A sum of which this rank keeps nothing is followed by no op of a chunk.
-  for (const SlotRing* ring : {&device_slots_, &reduce_slots_}) {
+  for (const SlotRing* ring : {&device_slots_, &reduce_slots_, &piece_slots_}) {
     for (const Slot& slot : ring->slots()) machine_.wait(slot.free);
   }
 }

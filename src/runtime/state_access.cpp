@@ -65,7 +65,15 @@ void Runtime::load_masters(std::int64_t parameter) {
   }
 }
 
+void Runtime::check_ranks_added() const {
+  if (!spec_.reduce_last || ranks_added_) return;
+  throw StateError(
+      "gradients that ranks add in the last micro-batch only are read and set between that backward and step(), and "
+      "backward has to be told that it is the last");
+}
+
 void Runtime::read_part(StateRole role, const Segment& kept, float* values) {
+  if (role.kind == StateRole::Kind::gradient) check_ranks_added();
   wait_all();
   const DType type = role.kind == StateRole::Kind::gradient ? spec_.gradient : DType::f32;
   const View part = part_of(*store_, role, kept);
@@ -79,12 +87,14 @@ void Runtime::read_part(StateRole role, const Segment& kept, float* values) {
 void Runtime::write_part(StateRole role, const Segment& kept, const float* values) {
   wait_all();
   const bool gradient = role.kind == StateRole::Kind::gradient;
+  if (gradient) check_ranks_added();
   if (gradient) note_gradient(kept);
   const View part = part_of(*store_, role, kept);
   if (part.data != nullptr) wait_write_rounded(part, gradient ? spec_.gradient : DType::f32, values);
 }
 
 void Runtime::read(StateRole role, std::int64_t parameter, float* values) {
+  if (role.kind == StateRole::Kind::gradient) check_ranks_added();  // on ranks that keep nothing of it too
   for (const Segment& segment : layout_.kept_segments_of_parameter(parameter)) {
     read_part(role, segment, values + segment.parameter_offset);
   }
@@ -92,6 +102,7 @@ void Runtime::read(StateRole role, std::int64_t parameter, float* values) {
 }
 
 void Runtime::write(StateRole role, std::int64_t parameter, const float* values) {
+  if (role.kind == StateRole::Kind::gradient) check_ranks_added();
   wait_all();  // here too: a rank that keeps nothing of the parameter has no part to write
   if (role.kind == StateRole::Kind::gradient) parameters_[static_cast<std::size_t>(parameter)].has_gradient = true;
   for (const Segment& segment : layout_.kept_segments_of_parameter(parameter)) {

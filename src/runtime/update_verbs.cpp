@@ -126,6 +126,8 @@ Ticket Runtime::copy_up(std::int64_t chunk, Ticket updated) {
 void Runtime::end_update() {
   for (ParameterState& parameter : parameters_) parameter.has_gradient = false;
   for (SegmentState& segment : segments_) segment = {};
+  own_.assign(own_.size(), false);
+  ranks_added_ = false;
 }
 
 }  // namespace spillway

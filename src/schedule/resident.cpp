@@ -14,14 +14,19 @@ class Resident final : public Schedule {
   explicit Resident(Runtime& runtime) : runtime_(runtime) {
     if (!runtime.layout().partition().shared()) return;
     shared_ = std::make_unique<SharedGradients>(
-        runtime, [this](std::span<const Segment* const> segments, Slot& sum, Ticket reduced) {
+        runtime,
+        [this](std::span<const Segment* const> segments, Slot& sum, Ticket reduced) {
           const auto kept = runtime_.kept_of(segments);
           if (!kept.empty()) static_cast<void>(runtime_.accumulate_sum(kept, sum, std::move(reduced)));
-        });
+        },
+        SharedGradients::Own{[this](const Segment& segment, const Gradient& gradient) {
+                               static_cast<void>(runtime_.accumulate(segment, gradient, Sums::own));
+                             },
+                             [](std::int64_t) {}});
   }
 
-  void begin_backward(bool) override {
-    if (shared_) shared_->begin();
+  void begin_backward(bool last) override {
+    if (shared_) shared_->begin(last);
   }
   void end_backward() override {
     if (shared_) shared_->end();
@@ -38,6 +43,7 @@ class Resident final : public Schedule {
   }
 
   StepDecision step(const StepRequest& request) override {
+    if (shared_) shared_->finish();
     const StepDecision decision = decide(runtime_.wait_norm(), request);
     if (!decision.finite) return decision;
     runtime_.begin_update();

@@ -16,7 +16,9 @@ namespace {
 ///
 ///   backward   LibTorch's gradient -> device slot -> (d2h) pinned slot -> (cpu) accumulated; a chunk leaves as soon as
 ///              its last gradient is there, while backward goes on
-///              With several ranks each sums its shard first, on the device, and takes that down alone.
+///              With several ranks each sums its shard first, on the device, and takes that down alone; or, where ranks
+///              reduce in the last micro-batch only, accumulates by itself, brings its sums up chunk by chunk during
+///              the last backward, and takes the sum of its shard down.
 ///   step       the norm of all gradients decides; then per chunk (cpu) update -> (h2d) working parameters, in the
 ///              order of the next forward, which starts as soon as its first blocks have arrived
 ///
@@ -27,30 +29,30 @@ class ZeroOffload final : public Schedule {
   explicit ZeroOffload(Runtime& runtime) : runtime_(runtime) {
     if (!runtime.layout().partition().shared()) return;
     shared_ = std::make_unique<SharedGradients>(
-        runtime, [this](std::span<const Segment* const> segments, Slot& sum, Ticket reduced) {
+        runtime,
+        [this](std::span<const Segment* const> segments, Slot& sum, Ticket reduced) {
           take_sum(runtime_.kept_of(segments), sum, std::move(reduced));
-        });
+        },
+        SharedGradients::Own{
+            [this](const Segment& segment, const Gradient& gradient) { take(segment, gradient, Sums::own); },
+            [this](std::int64_t chunk) { send_if_open(chunk, Sums::own); }});
   }
 
   void begin_backward(bool last) override {
     last_ = last;
-    if (shared_) shared_->begin();
+    if (shared_) shared_->begin(last);
   }
 
   void gradient_ready(const Gradient& gradient) override {
     if (shared_) return shared_->gradient_ready(gradient);
-    for (const Segment& segment : runtime_.layout().parameter_segments(gradient.parameter)) {
-      OpenChunk& open = open_chunk(segment);
-      open.staged = runtime_.stage(segment, gradient, *open.slot, open.staged);
-      open.segments.push_back(&segment);
-      if (open.segments.size() == runtime_.layout().chunk_segments(segment.chunk).size()) send(segment.chunk);
-    }
+    for (const Segment& segment : runtime_.layout().parameter_segments(gradient.parameter))
+      take(segment, gradient, Sums::step);
   }
 
   /// Chunks with a parameter that had no gradient this time are still open.
   void end_backward() override {
-    if (shared_) return shared_->end();
-    while (!open_.empty()) send(open_.front().chunk);
+    if (shared_) shared_->end();
+    while (!open_.empty()) send(open_.front().chunk, shared_ ? Sums::own : Sums::step);
   }
 
   void abandon_backward() noexcept override {
@@ -59,6 +61,7 @@ class ZeroOffload final : public Schedule {
   }
 
   StepDecision step(const StepRequest& request) override {
+    if (shared_) shared_->finish();
     const StepDecision decision = decide(runtime_.wait_norm(), request);
     if (!decision.finite) return decision;
     runtime_.begin_update();
@@ -81,7 +84,14 @@ class ZeroOffload final : public Schedule {
     std::vector<const Segment*> segments;
   };
 
-  OpenChunk& open_chunk(const Segment& segment) {
+  void take(const Segment& segment, const Gradient& gradient, Sums sums) {
+    OpenChunk& open = open_chunk(segment, sums);
+    open.staged = runtime_.stage(segment, gradient, *open.slot, open.staged);
+    open.segments.push_back(&segment);
+    if (open.segments.size() == runtime_.layout().chunk_segments(segment.chunk).size()) send(segment.chunk, sums);
+  }
+
+  OpenChunk& open_chunk(const Segment& segment, Sums sums) {
     const std::int64_t chunk = segment.chunk;
     const auto found =
         std::find_if(open_.begin(), open_.end(), [&](const OpenChunk& open) { return open.chunk == chunk; });
@@ -90,11 +100,11 @@ class ZeroOffload final : public Schedule {
       if (std::find(has.begin(), has.end(), &segment) == has.end()) return *found;
       // A parameter whose gradient comes in several parts (a nested backward): what is in the slot leaves before the
       // next part is staged, and the parts are added on the host.
-      send(chunk);
+      send(chunk, sums);
     }
     // Every slot may be collecting when gradients come in another order than parameters: then the chunk opened first
     // leaves with what it has, and its remaining gradients follow on their own.
-    if (open_.size() == runtime_.device_slots().size()) send(open_.front().chunk);
+    if (open_.size() == runtime_.device_slots().size()) send(open_.front().chunk, sums);
     Slot* slot = &next_free_slot();
     return open_.emplace_back(OpenChunk{chunk, slot, {}, {}});
   }
@@ -108,12 +118,18 @@ class ZeroOffload final : public Schedule {
     }
   }
 
-  void send(std::int64_t chunk) {
+  void send_if_open(std::int64_t chunk, Sums sums) {
+    const auto is_it = [&](const OpenChunk& open) { return open.chunk == chunk; };
+    if (std::any_of(open_.begin(), open_.end(), is_it)) send(chunk, sums);
+  }
+
+  void send(std::int64_t chunk, Sums sums) {
     const auto open = std::find_if(open_.begin(), open_.end(), [&](const OpenChunk& o) { return o.chunk == chunk; });
     Slot& pinned = runtime_.pinned_slots().next();
-    const Ticket arrived = runtime_.copy_down(open->segments, *open->slot, pinned, open->staged);
-    static_cast<void>(runtime_.accumulate(open->segments, pinned, arrived));
-    if (last_) static_cast<void>(runtime_.norm(open->segments));  // overlaps with what is left of backward
+    const Ticket arrived = runtime_.copy_down(open->segments, *open->slot, pinned, open->staged, sums);
+    static_cast<void>(runtime_.accumulate(open->segments, pinned, arrived, sums));
+    // Overlaps with what is left of backward.
+    if (last_ && sums == Sums::step) static_cast<void>(runtime_.norm(open->segments));
     open_.erase(open);
   }
 

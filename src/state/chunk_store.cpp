@@ -27,8 +27,10 @@ class StateWalker {
     return place(Tier::device, MemoryUse::staging, {layout.chunk_elements() * size_of(spec.working)});
   }
   View pinned_slot() const {
-    const std::int64_t size = layout.partition().shared() ? 4 : size_of(spec.working);
-    return place(Tier::pinned, MemoryUse::staging, {layout.most_kept_elements() * size});
+    const std::int64_t sums = layout.partition().shared() ? layout.most_kept_elements() * 4 : 0;
+    const bool own = !layout.partition().shared() || spec.reduce_last;
+    const std::int64_t gradients = own ? layout.chunk_elements() * size_of(spec.working) : 0;
+    return place(Tier::pinned, MemoryUse::staging, {std::max(sums, gradients)});
   }
   View upload_slot() const {
     return place(Tier::pinned, MemoryUse::staging, {layout.most_kept_elements() * size_of(spec.working)});
@@ -36,8 +38,11 @@ class StateWalker {
   StagingSlot reduce_slot() const {
     const std::int64_t others = layout.partition().ranks - 1;
     const View sum = place(Tier::device, MemoryUse::staging, {layout.most_kept_elements() * 4});
-    return {sum,
-            place(Tier::device, MemoryUse::staging, {others * layout.most_owned_elements() * size_of(spec.working)})};
+    return {sum, place(Tier::device, MemoryUse::staging,
+                       {others * layout.most_owned_elements() * size_of(spec.piece_type())})};
+  }
+  View piece_slot() const {
+    return place(Tier::device, MemoryUse::staging, {layout.chunk_elements() * size_of(spec.piece_type())});
   }
 
   View grain_sums(Tier tier) const {
@@ -69,8 +74,10 @@ class StateWalker {
       const Tier tier = tier_of(spec.placement[c], use);
       if (use == MemoryUse::masters && spec.master_is_working(tier)) continue;
       used[static_cast<std::size_t>(tier)] = true;
-      const DType type = use == MemoryUse::gradients ? spec.gradient : DType::f32;
-      visit(c, use, k, place(tier, use, {layout.kept(static_cast<std::int64_t>(c)).count * size_of(type)}));
+      const bool gradients = use == MemoryUse::gradients;
+      const std::int64_t count =
+          gradients && spec.reduce_last ? layout.chunks()[c].count : layout.kept(static_cast<std::int64_t>(c)).count;
+      visit(c, use, k, place(tier, use, {count * size_of(gradients ? spec.gradient : DType::f32)}));
     }
     // An update reads and writes the same elements of four arrays at once. Chunks are whole pages, so without a gap
     // between roles all four would stand at one offset in a page, which processors may take for one address: 0.4 to 0.7
@@ -97,6 +104,7 @@ MemoryPlan plan_state(const Layout& layout, const StateSpec& spec) {
   walk.grain_sums(Tier::pinned);
   for (std::int64_t i = 0; i < spec.device_slots; ++i) walk.device_slot();
   for (std::int64_t i = 0; i < spec.reduce_slots; ++i) walk.reduce_slot();
+  for (std::int64_t i = 0; i < spec.piece_slots; ++i) walk.piece_slot();
   for (std::int64_t i = 0; i < spec.pinned_slots; ++i) walk.pinned_slot();
   for (std::int64_t i = 0; i < spec.upload_slots; ++i) walk.upload_slot();
   return plan;
@@ -119,20 +127,25 @@ ChunkStore::ChunkStore(const Layout& layout, StateSpec spec, StatePools pools)
     const auto chunk = static_cast<std::int64_t>(c);
     const Shard kept = layout.kept(chunk);
     const View master = spec_.working == DType::f32 ? working(chunk).slice({kept.begin * 4}, {kept.count * 4}) : View{};
-    roles_.push_back({master, {}, {}});
+    roles_.push_back({master, {}, {}, {}});
     roles_.back().states.resize(static_cast<std::size_t>(spec_.optimizer_states));
   }
   walk.roles([this](std::size_t chunk, MemoryUse use, std::int64_t k, const View& view) {
     Roles& roles = roles_[chunk];
     View& role = use == MemoryUse::masters     ? roles.master
-                 : use == MemoryUse::gradients ? roles.gradient
+                 : use == MemoryUse::gradients ? roles.own_gradient
                                                : roles.states[static_cast<std::size_t>(k)];
     role = view;
+    if (use != MemoryUse::gradients) return;
+    const Shard kept = layout_.kept(static_cast<std::int64_t>(chunk));
+    const std::int64_t begin = spec_.reduce_last ? kept.begin : 0, size = size_of(spec_.gradient);
+    roles.gradient = view.slice({begin * size}, {kept.count * size});
   });
   device_sums_ = walk.grain_sums(Tier::device);
   host_sums_ = walk.grain_sums(Tier::pinned);
   for (std::int64_t i = 0; i < spec_.device_slots; ++i) device_slots_.push_back({walk.device_slot()});
   for (std::int64_t i = 0; i < spec_.reduce_slots; ++i) reduce_slots_.push_back(walk.reduce_slot());
+  for (std::int64_t i = 0; i < spec_.piece_slots; ++i) piece_slots_.push_back({walk.piece_slot()});
   for (std::int64_t i = 0; i < spec_.pinned_slots; ++i) pinned_slots_.push_back({walk.pinned_slot()});
   for (std::int64_t i = 0; i < spec_.upload_slots; ++i) upload_slots_.push_back({walk.upload_slot()});
 }

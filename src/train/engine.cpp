@@ -89,6 +89,11 @@ void check_loss(const torch::Tensor& loss) {
 
 void Engine::backward(const torch::Tensor& loss, BackwardOptions options) {
   impl_->check_usable();
+  if (impl_->runtime->ranks_added()) {  // on all ranks alike, and nothing has happened yet: the step may end
+    throw StateError(
+        "a backward after the one that was said to be the step's last: with reduce_last_only the ranks have added "
+        "their gradients by then; step() comes next");
+  }
   impl_->together([&] { add_backward(loss, options); });
 }
 
@@ -105,7 +110,9 @@ void Engine::add_backward(const torch::Tensor& loss, const BackwardOptions& opti
   }
   Impl::MicroBatch all{options.weight, options.weight, last};
   if (impl_->ranks != nullptr) {
-    const auto order = nothing ? std::vector<std::int64_t>() : impl_->order_of_gradients(loss);
+    const bool alone = impl_->config.reduce_last_only && !last;
+    auto order = nothing || alone ? std::vector<std::int64_t>() : impl_->order_of_gradients(loss);
+    if (impl_->config.reduce_last_only && last) order = impl_->with_earlier(std::move(order));
     all = impl_->agree_micro_batch(options.weight, last, order);
   }
   if (all.weight == 0) return;

@@ -97,7 +97,7 @@ Engine::Impl::Impl(torch::nn::Module& m, Config c, EngineOptions o)
       log(options.log, LogLevel::warning,
           fmt::format("ranks' gradients are summed by {} in {}: results may differ in bits from placement to placement "
                       "and from run to run",
-                      ranks->transport(), to_string(config.precision)));
+                      ranks->transport(), to_string(plan.spec.piece_type())));
     }
   } catch (...) {
     give_back();

@@ -101,6 +101,7 @@ struct Engine::Impl {
   MicroBatch agree_micro_batch(double weight, bool last, const std::vector<std::int64_t>& own);
   /// The order of trained parameters' gradients in a backward from `loss`.
   std::vector<std::int64_t> order_of_gradients(const torch::Tensor& loss) const;
+  std::vector<std::int64_t> with_earlier(std::vector<std::int64_t> order) const;
   void agree_order(const std::vector<std::int64_t>& own);
   std::vector<torch::Tensor> order_inside(const torch::nn::Module& block, const RecomputedCall& call,
                                           const std::vector<torch::Tensor>& inputs);

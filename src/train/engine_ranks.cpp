@@ -82,6 +82,14 @@ std::vector<std::int64_t> Engine::Impl::order_of_gradients(const torch::Tensor& 
   return order;
 }
 
+// What only an earlier micro-batch used has no place in this backward's order: it stands behind, as a number below -1.
+std::vector<std::int64_t> Engine::Impl::with_earlier(std::vector<std::int64_t> order) const {
+  const std::size_t now = order.size();
+  std::vector<std::int64_t> all = runtime->with_earlier_gradients(std::move(order));
+  for (std::size_t i = now; i < all.size(); ++i) all[i] = -2 - all[i];
+  return all;
+}
+
 Engine::Impl::MicroBatch Engine::Impl::agree_micro_batch(double weight, bool last,
                                                          const std::vector<std::int64_t>& own) {
   struct Mine {
@@ -100,6 +108,7 @@ Engine::Impl::MicroBatch Engine::Impl::agree_micro_batch(double weight, bool las
     same_order = same_order && (theirs.order == 0 || theirs.order == order_hashes[rank]);
   }
   if (same_order || all.weight == 0) return all;
+  if (config.reduce_last_only && !all.last) return all;  // no rank's gradients leave it
   agree_order(own);
   order_hashes.clear();
   for (const Mine& rank : every) order_hashes.push_back(rank.order);
@@ -111,14 +120,23 @@ void Engine::Impl::agree_order(const std::vector<std::int64_t>& own) {
   padded.resize(plan.trainable.size(), -1);
   const std::vector<std::byte> all = ranks->gather_bytes({"order of gradients"}, std::as_bytes(std::span(padded)));
   std::vector<std::vector<std::int64_t>> orders;
+  std::set<std::int64_t> earlier;
   for (std::size_t rank = 0; rank < static_cast<std::size_t>(ranks->size()); ++rank) {
     std::vector<std::int64_t> theirs(padded.size());
     std::memcpy(theirs.data(), all.data() + rank * theirs.size() * sizeof(std::int64_t),
                 theirs.size() * sizeof(std::int64_t));
-    theirs.erase(std::find(theirs.begin(), theirs.end(), -1), theirs.end());
+    for (const std::int64_t number : theirs) {
+      if (number < -1) earlier.insert(-2 - number);
+    }
+    theirs.erase(std::find_if(theirs.begin(), theirs.end(), [](std::int64_t number) { return number < 0; }),
+                 theirs.end());
     orders.push_back(std::move(theirs));
   }
-  runtime->set_gradient_order(merge_orders(orders, padded.size()));
+  std::vector<std::int64_t> order = merge_orders(orders, padded.size());
+  for (const std::int64_t number : earlier) {
+    if (std::find(order.begin(), order.end(), number) == order.end()) order.push_back(number);
+  }
+  runtime->set_gradient_order(std::move(order));
 }
 
 void Engine::Impl::fail_ranks(const char* why) {

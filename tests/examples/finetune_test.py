@@ -71,12 +71,14 @@ class FinetuneTest(unittest.TestCase):
         for precision in ("fp32", "bf16"):
             seen = []
             for more in (("--preset", "resident"), ("--preset", "zero_offload", "--chunk-size", "2Ki"),
-                         ("--preset", "zero_offload", "--recompute", "--threads", 2)):
+                         ("--preset", "zero_offload", "--recompute", "--threads", 2),
+                         ("--preset", "zero_offload", "--cores", "any", "--instruction-set", "baseline")):
                 self.finetune(*self.job("--steps", 6, "--precision", precision, "--grad-accum", 2, "--log",
                                         self.folder / "log.jsonl", *more))
                 seen.append(self.losses())
             self.assertEqual(seen[0], seen[1])
             self.assertEqual(seen[0], seen[2])
+            self.assertEqual(seen[0], seen[3])
 
     def test_dry_run_needs_no_weights_and_writes_nothing(self):
         (self.folder / "model").mkdir()

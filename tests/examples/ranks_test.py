@@ -89,9 +89,12 @@ def same_as_one_rank(tools, scratch):
     one = Run(tools, scratch, "one")
     code, out = one.finish(0)
     demand(code == 0, out)
-    for ranks in (1, 2, 3):
+    resident, cut = ["--stage", 0, "--preset", "resident"], ["--stage", 2, "--bucket-chunks", 2]
+    last = ["--reduce-last-only", "--stage"]
+    for ranks, variants in ((1, (resident, cut)), (2, (resident, cut)), (3, (resident, cut)),
+                            (2, ([*last, 0, "--preset", "resident"], [*last, 1, "--bucket-chunks", 2]))):
         weights = set()
-        for more in (["--stage", 0, "--preset", "resident"], ["--stage", 2, "--bucket-chunks", 2]):
+        for more in variants:
             run = Run(tools, scratch, f"ranks{ranks}")
             code, out = run.finish(ranks, *more)
             demand(code == 0, out)
@@ -99,7 +102,7 @@ def same_as_one_rank(tools, scratch):
             weights.add(run.weights())
             for mine, theirs in zip(run.log(), one.log(), strict=True):
                 demand(abs(mine["loss"] - theirs["loss"]) <= 1e-5 * theirs["loss"], f"{ranks} ranks: {mine} {theirs}")
-        demand(len(weights) == 1, f"{ranks} ranks: stage and placement change the weights")
+        demand(len(weights) == 1, f"{ranks} ranks, {variants}: stage and placement change the weights")
     return one
 
 

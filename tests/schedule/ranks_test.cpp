@@ -28,6 +28,20 @@ Outcome shared_reference(Case c) {
   return train_ranks(c).front();
 }
 
+OpDelay random_delays(unsigned seed) {
+  const auto random = std::make_shared<std::mt19937>(seed);
+  const auto mutex = std::make_shared<std::mutex>();
+  return [random, mutex](const std::string&, const Op&) {
+    unsigned draw = 0;
+    {
+      const std::scoped_lock lock(*mutex);
+      draw = (*random)();
+    }
+    if (draw % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(draw / 8 % 60));
+    if (draw % 8 == 1) std::this_thread::yield();
+  };
+}
+
 class EveryScheduleOnRanks : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(All, EveryScheduleOnRanks, testing::ValuesIn(schedule_names()));
 
@@ -129,20 +143,97 @@ TEST_P(EveryScheduleOnRanks, DelaysChangeNoBit) {
     c.partition.stage = static_cast<int>(seed % 3);
     c.slots = 2 + seed % 3;
     c.chunk_elements = 1024 * (1 + seed % 5);
-    const auto random = std::make_shared<std::mt19937>(seed);
-    const auto mutex = std::make_shared<std::mutex>();
-    c.delay = [random, mutex](const std::string&, const Op&) {
-      unsigned draw = 0;
-      {
-        const std::scoped_lock lock(*mutex);
-        draw = (*random)();
-      }
-      if (draw % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(draw / 8 % 60));
-      if (draw % 8 == 1) std::this_thread::yield();
-    };
+    c.delay = random_delays(seed);
     for (const Outcome& outcome : train_ranks(c)) expect_same(expected, outcome);
     if (testing::Test::HasFailure()) FAIL() << "seed " << seed;
   }
+}
+
+// ---- reduced in the last micro-batch only --------------------------------------------------------------------------
+
+TEST_P(EveryScheduleOnRanks, ReducedLastEndsInTheBitsOfTheResidentRunThatDoesSo) {
+  int cells = 0;
+  for (int ranks : {2, 3}) {
+    for (DType working : {DType::f32, DType::bf16}) {
+      for (std::int64_t micro_batches : {1, 3}) {
+        for (double clip : {0.0, 1.0}) {
+          Case base{.micro_batches = micro_batches,
+                    .clip_norm = clip,
+                    .working = working,
+                    .uneven = true,
+                    .infinite_step = 2,
+                    .partition = {.ranks = ranks}};
+          const Outcome each = shared_reference(base);
+          base.reduce_last = true;
+          const Outcome expected = shared_reference(base);
+          EXPECT_FALSE(expected.finite[2]);
+          // One micro-batch is the last: nothing is added in another order.
+          if (micro_batches == 1) expect_same(each, expected);
+          for (std::size_t i = 0; i < each.norms.size(); ++i) {
+            if (each.finite[i]) {
+              EXPECT_NEAR(each.norms[i], expected.norms[i], 1e-2 * each.norms[i]);
+            }
+          }
+          for (int stage : {0, 1}) {
+            for (std::int64_t chunk : {1024, 3072, 1 << 16}) {
+              for (bool known : {true, false}) {
+                Case c = base;
+                c.schedule = GetParam();
+                c.partition.stage = stage;
+                c.chunk_elements = chunk;
+                c.slots = known ? 3 : 1;
+                c.bucket = known ? 2 : 1;
+                c.threads = 2;
+                c.last_known = known;
+                for (const Outcome& outcome : train_ranks(c)) expect_same(expected, outcome);
+                ++cells;
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+  EXPECT_EQ(cells, 2 * 2 * 2 * 2 * 2 * 3 * 2);
+}
+
+TEST_P(EveryScheduleOnRanks, ReducedLastInTheWorkingTypeToo) {
+  const Case base{.micro_batches = 3,
+                  .working = DType::bf16,
+                  .low_memory = true,
+                  .uneven = true,
+                  .partition = {.ranks = 3},
+                  .reduce_last = true};
+  const Outcome expected = shared_reference(base);
+  for (int stage : {0, 1}) {
+    Case c = base;
+    c.schedule = GetParam();
+    c.partition.stage = stage;
+    c.chunk_elements = 3072;
+    for (const Outcome& outcome : train_ranks(c)) expect_same(expected, outcome);
+  }
+}
+
+TEST_P(EveryScheduleOnRanks, ReducedLastNoOrderSlotsOrDelaysChangeABit) {
+  const Case base{.steps = 3, .micro_batches = 3, .uneven = true, .partition = {.ranks = 3}, .reduce_last = true};
+  const Outcome expected = shared_reference(base);
+  for (unsigned seed = 1; seed <= 40; ++seed) {
+    Case c = base;
+    c.schedule = GetParam();
+    c.partition.stage = static_cast<int>(seed % 2);
+    c.slots = 1 + seed % 4;
+    c.bucket = std::min<std::int64_t>(c.slots, 1 + seed % 3);
+    c.chunk_elements = 1024 * (1 + seed % 5);
+    c.last_known = seed % 4 != 0;
+    c.order_seed = seed % 3 == 0 ? seed : 0;
+    c.delay = random_delays(seed);
+    for (const Outcome& outcome : train_ranks(c)) expect_same(expected, outcome);
+    if (testing::Test::HasFailure()) FAIL() << "seed " << seed;
+  }
+}
+
+TEST(ReducedLast, IsRefusedWhereARankHasNoRoomForItsOwnSums) {
+  EXPECT_THROW(train_ranks({.partition = {.ranks = 2, .stage = 2}, .reduce_last = true}), InvalidArgument);
 }
 
 TEST_P(EveryScheduleOnRanks, AnOpThatFailsOnOneRankEndsAll) {

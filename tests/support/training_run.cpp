@@ -71,6 +71,10 @@ StateSpec TrainingRun::spec() const {
   out.device_slots = entry_.stages || case_.partition.shared() ? case_.slots : 0;
   out.reduce_slots = case_.partition.shared() ? case_.slots : 0;
   out.bucket_chunks = case_.bucket;
+  if (case_.reduce_last && case_.partition.shared()) {
+    out.reduce_last = true;
+    out.device_slots = out.piece_slots = out.pinned_slots;
+  }
   if (case_.working != DType::f32) out.upload_slots = out.pinned_slots;
   return out;
 }
@@ -111,6 +115,24 @@ double TrainingRun::forward() {
   return sum;
 }
 
+bool TrainingRun::gives(std::int64_t parameter, std::int64_t step, std::int64_t micro_batch, int rank) const {
+  return !case_.uneven || (parameter + step + micro_batch + rank) % 3 != 0;
+}
+
+std::vector<std::int64_t> TrainingRun::given(const std::vector<std::int64_t>& order, std::int64_t step,
+                                             std::int64_t micro_batch) const {
+  std::vector<std::int64_t> out;
+  const bool all = case_.reduce_last && micro_batch + 1 == case_.micro_batches;
+  for (std::int64_t m = micro_batch; m >= (all ? 0 : micro_batch); --m) {
+    for (const std::int64_t p : order) {
+      bool any = false;
+      for (int rank = 0; rank < case_.partition.ranks; ++rank) any = any || gives(p, step, m, rank);
+      if (any && std::find(out.begin(), out.end(), p) == out.end()) out.push_back(p);
+    }
+  }
+  return out;
+}
+
 void TrainingRun::backward(std::int64_t step, std::int64_t micro_batch) {
   const double context = forward();
   in_flight_.clear();  // forward has waited for all compute before it
@@ -118,11 +140,11 @@ void TrainingRun::backward(std::int64_t step, std::int64_t micro_batch) {
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::int64_t>(order.size() - 1 - i);
   std::mt19937 random(case_.order_seed + static_cast<unsigned>(step * 16 + micro_batch));
   if (case_.order_seed != 0) std::shuffle(order.begin(), order.end(), random);
-  runtime_.set_gradient_order(order);
-  schedule_->begin_backward(micro_batch + 1 == case_.micro_batches);
+  runtime_.set_gradient_order(given(order, step, micro_batch));
+  schedule_->begin_backward(case_.last_known && micro_batch + 1 == case_.micro_batches);
   for (std::int64_t p : order) {
     const int rank = case_.partition.rank;
-    if (case_.uneven && (p + step + micro_batch + rank) % 3 == 0) continue;
+    if (!gives(p, step, micro_batch, rank)) continue;
     std::vector<float> gradient(static_cast<std::size_t>(layout_.parameters()[static_cast<std::size_t>(p)].numel()));
     for (std::size_t i = 0; i < gradient.size(); ++i) {
       gradient[i] = static_cast<float>(

@@ -29,6 +29,8 @@ struct Case {
   std::int64_t infinite_step = -1;
   Partition partition = {};
   std::int64_t bucket = 1;
+  bool reduce_last = false;              // ranks add their gradients in the last micro-batch only
+  bool last_known = true;                // schedules are told which micro-batch is the last
   Communicator* communicator = nullptr;  // where there are several ranks
   OpDelay delay = {};
   std::function<std::unique_ptr<Machine>(const MachineOptions&)> machine = make_emulated_machine;
@@ -57,6 +59,11 @@ class TrainingRun {
   StateSpec spec() const;
   double forward();
   void backward(std::int64_t step, std::int64_t micro_batch);
+  /// Whether a parameter has a gradient in a micro-batch on a rank.
+  bool gives(std::int64_t parameter, std::int64_t step, std::int64_t micro_batch, int rank) const;
+  /// What of `order` has a gradient on any rank; where the last micro-batch reduces, then what had one before.
+  std::vector<std::int64_t> given(const std::vector<std::int64_t>& order, std::int64_t step,
+                                  std::int64_t micro_batch) const;
   void give_gradient(std::int64_t parameter, const std::vector<float>& values);
   void read_back();
   /// Gives compute a copy from a host buffer that lives as long as the run.

@@ -12,60 +12,20 @@
 #include "spillway/core/error.h"
 #include "spillway/models/lora.h"
 #include "support/bits.h"
+#include "train/loose.h"
 #include "train/rank_runs.h"
 #include "train/training_runs.h"
 
 namespace spillway {
 namespace {
 
+using test::expect_same;
+using test::Loose;
+using test::loose_config;
 using test::on_thread_ranks;
+using test::States;
+using test::states_of;
 using test::tiny_config;
-
-/// Parameters of any sizes, each pulled to its own target; a rank may leave some out.
-struct Loose : torch::nn::Module {
-  explicit Loose(const std::vector<std::int64_t>& sizes) {
-    for (std::size_t i = 0; i < sizes.size(); ++i) {
-      const std::string name = fmt::format("p{}", i);
-      all.push_back(
-          register_parameter(name, torch::sin(torch::arange(sizes[i], torch::kFloat) + static_cast<double>(i))));
-    }
-  }
-  torch::Tensor loss(std::int64_t step, const std::function<bool(std::size_t)>& uses) {
-    torch::Tensor sum = torch::zeros({});
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      if (!uses(i) || all[i].numel() == 0) continue;
-      const auto target = torch::cos(torch::arange(all[i].numel(), torch::kFloat) * 0.1 + static_cast<double>(step));
-      sum = sum + (all[i] - target).square().sum();
-    }
-    return sum;
-  }
-  std::vector<torch::Tensor> all;
-};
-
-Config loose_config(const char* schedule, int stage) {
-  Config config = tiny_config(schedule, 0, 2048, 1);
-  config.groups.clear();
-  config.stage = stage;
-  return config;
-}
-
-using States = std::map<std::string, torch::Tensor>;
-
-States states_of(Engine& engine, const torch::nn::Module& model) {
-  States out;
-  for (const std::string& name : test::trained_names(model)) {
-    out[name] = engine.master(name);
-    out[name + " 0"] = engine.optimizer_state(name, 0);
-    out[name + " 1"] = engine.optimizer_state(name, 1);
-    out[name + " updates"] = torch::tensor(engine.updates(name));
-  }
-  return out;
-}
-
-void expect_same(const States& expected, const States& actual) {
-  ASSERT_EQ(expected.size(), actual.size());
-  for (const auto& [name, tensor] : expected) EXPECT_TRUE(test::same_bits(tensor, actual.at(name))) << name;
-}
 
 // Every rank has the same rows, so that the mean is the value of each: five steps equal one rank's, bit for bit where
 // the sum of equal numbers is exact (two ranks).

@@ -115,11 +115,14 @@ TEST_P(PlannedRun, IsWhatTheEngineDoesLaneByLane) {
 TEST_P(PlannedRun, IsWhatEachOfSeveralRanksDoes) {
   int cells = 0;
   for (const ScheduleEntry& schedule : schedules()) {
-    for (int stage : {0, 1, 2}) {
+    for (int row : {0, 1, 2, 3, 4}) {
+      const int stage = row % 3;
       for (std::int64_t bucket : {1, 2}) {
-        SCOPED_TRACE(testing::Message() << schedule.name << " stage " << stage << " bucket " << bucket);
+        SCOPED_TRACE(testing::Message() << schedule.name << " stage " << stage << " bucket " << bucket
+                                        << (row >= 3 ? " reduced last" : ""));
         Config config = tiny_config(std::string(schedule.name), 0.5, 3000, 1);
         config.stage = stage;
+        config.reduce_last_only = row >= 3;
         config.bucket_chunks = bucket;
         config.staging_slots = 2;
         const ModelConfig shape = tiny_model(GetParam(), true);
@@ -135,7 +138,7 @@ TEST_P(PlannedRun, IsWhatEachOfSeveralRanksDoes) {
       }
     }
   }
-  EXPECT_EQ(cells, static_cast<int>(schedules().size()) * 3 * 2);
+  EXPECT_EQ(cells, static_cast<int>(schedules().size()) * 5 * 2);
 }
 
 TEST_P(PlannedRun, IsWhatTheEngineDoesWithRecomputeAndSumsInTheWorkingType) {

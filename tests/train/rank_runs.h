@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "spillway/comm/transports.h"
+#include "train/training_runs.h"
 
 namespace spillway::test {
 
@@ -32,6 +33,26 @@ inline void on_thread_ranks(int count, const std::function<void(Communicator&)>&
   for (const std::exception_ptr& error : errors) {
     if (error) std::rethrow_exception(error);
   }
+}
+
+using MakeModel = std::function<std::shared_ptr<CausalLM>()>;
+
+/// Trains on every rank of a world of threads.
+inline std::vector<FinalState> train_ranks(int count, const MakeModel& make, const Config& config,
+                                           const RunOptions& options) {
+  std::vector<FinalState> out(static_cast<std::size_t>(count));
+  on_thread_ranks(count, [&](Communicator& ranks) {
+    RunOptions own = options;
+    own.engine.communicator = &ranks;
+    out[static_cast<std::size_t>(ranks.rank())] = train(make(), config, own);
+  });
+  return out;
+}
+
+// Losses are each rank's own.
+inline void expect_same_states(const FinalState& expected, FinalState actual) {
+  actual.losses = expected.losses;
+  expect_same_bits(expected, actual);
 }
 
 }  // namespace spillway::test

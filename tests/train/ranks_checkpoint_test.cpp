@@ -3,15 +3,21 @@
 // Checkpoints of several ranks, which are threads here: written in parts, loaded by any number of ranks, or refused by
 // all.
 #include <gtest/gtest.h>
+#include <malloc.h>
+#include <sys/prctl.h>
 
+#include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <string>
+#include <thread>
 
 #include "spillway/core/error.h"
 #include "spillway/train/data_loader.h"
 #include "support/bits.h"
+#include "support/process_memory.h"
 #include "train/rank_runs.h"
 #include "train/training_runs.h"
 
@@ -99,6 +105,51 @@ TEST(RankCheckpoints, AnyNumberOfRanksStageAndPlacementLoadsAny) {
     }
   }
   EXPECT_EQ(cells, 3 * 2 * 4 * 3);
+  std::filesystem::remove_all(root);
+}
+
+// A rank reads its part from mapped files: beside the pools it holds a tensor at a time, never a copy of the
+// checkpoint.
+TEST(RankCheckpoints, LoadingHoldsNoCopyOfTheCheckpoint) {
+  if (!test::kProcessMemoryIsMeasurable) GTEST_SKIP() << "a sanitizer keeps notes in the process's memory";
+  mallopt(M_MMAP_THRESHOLD, 64 * 1024);  // what is freed leaves the process
+  prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0);
+  const std::filesystem::path root = std::filesystem::path(testing::TempDir()) / "rank_checkpoints_memory";
+  std::filesystem::remove_all(root);
+  ModelConfig shape = tiny_llama(false)->config();
+  shape.vocabulary = 4000;
+  shape.hidden = 256;
+  shape.intermediate = 512;
+  shape.layers = 4;
+  std::int64_t masters = 0;
+  for (const torch::Tensor& parameter : make_causal_lm(shape, 1)->parameters()) masters += 4 * parameter.numel();
+  const std::int64_t largest = std::int64_t{4000} * 256 * 4;
+  std::int64_t most = 0;
+  on_thread_ranks(2, [&](Communicator& ranks) {
+    const auto model = make_causal_lm(shape, 1);
+    Engine engine(*model, tiny_config("zero_offload", 0, 0, 1), {.communicator = &ranks});
+    engine.save(root);
+    ranks.barrier({"saved"});
+    const std::int64_t before = test::own_bytes();
+    std::atomic<bool> done = false;
+    std::thread watch;
+    if (ranks.rank() == 0) {
+      watch = std::thread([&] {
+        while (!done) most = std::max(most, test::own_bytes() - before);
+      });
+    }
+    ranks.barrier({"watched"});
+    engine.load(root);
+    ranks.barrier({"loaded"});
+    done = true;
+    if (watch.joinable()) watch.join();
+  });
+  // Of each of the two ranks a tensor, as it is read and as it is written.
+  const std::int64_t bound = 4 * largest + (2 << 20);
+  EXPECT_LT(most, bound);
+  EXPECT_GT(2 * masters, bound) << "or a copy would not show";
+  prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0);
+  mallopt(M_MMAP_THRESHOLD, 128 * 1024);
   std::filesystem::remove_all(root);
 }
 

@@ -76,14 +76,18 @@ TEST_P(SharedFixture, AnyNumberOfRanksSeesTheSameRowsAndLosses) {
 
 TEST(Wire, BytesOfAStepAreThoseOfTheFormulas) {
   for (int count : {2, 3, 4}) {
-    for (int stage : {0, 1, 2}) {
+    for (int row : {0, 1, 2, 3, 4}) {
+      const int stage = row % 3;
+      const bool reduce_last = row >= 3;
       for (DType precision : {DType::f32, DType::bf16}) {
-        SCOPED_TRACE(testing::Message() << count << " ranks, stage " << stage << ", " << to_string(precision));
+        SCOPED_TRACE(testing::Message() << count << " ranks, stage " << stage << ", " << to_string(precision)
+                                        << (reduce_last ? ", reduced last" : ""));
         on_thread_ranks(count, [&](Communicator& ranks) {
           const auto model = tiny_llama(false);
           Config config = tiny_config("zero_offload", 0.5, 4096, 1);
           config.stage = stage;
           config.precision = precision;
+          config.reduce_last_only = reduce_last;
           Engine engine(*model, config, {.communicator = &ranks});
           constexpr std::int64_t kMicroBatches = 3;
           WireBytes before;
@@ -107,11 +111,12 @@ TEST(Wire, BytesOfAStepAreThoseOfTheFormulas) {
           // Agreements: a micro-batch's weight, order and end; a bit a parameter; where states are cut the exact sum.
           const std::int64_t small = kMicroBatches * 24 + (tensors + 7) / 8 +
                                      (stage == 0 ? 0 : static_cast<std::int64_t>(sizeof(kernels::ExactSum)));
-          std::int64_t sent = kMicroBatches * (all - own) * w + others * small;
-          std::int64_t received = kMicroBatches * others * own * w + others * small;
+          const std::int64_t times = reduce_last ? 1 : kMicroBatches, piece = reduce_last ? 4 : w;
+          std::int64_t sent = times * (all - own) * piece + others * small;
+          std::int64_t received = times * others * own * piece + others * small;
           if (stage == 0) {
-            sent += kMicroBatches * others * own * 4;
-            received += kMicroBatches * (all - own) * 4;
+            sent += times * others * own * 4;
+            received += times * (all - own) * 4;
           } else {
             sent += others * own * w;
             received += (all - own) * w;

@@ -14,29 +14,14 @@ namespace spillway {
 namespace {
 
 using test::expect_same_bits;
+using test::expect_same_states;
 using test::FinalState;
+using test::MakeModel;
 using test::on_thread_ranks;
 using test::RunOptions;
 using test::tiny_config;
 using test::tiny_llama;
-
-using MakeModel = std::function<std::shared_ptr<CausalLM>()>;
-
-std::vector<FinalState> train_ranks(int count, const MakeModel& make, const Config& config, const RunOptions& options) {
-  std::vector<FinalState> out(static_cast<std::size_t>(count));
-  on_thread_ranks(count, [&](Communicator& ranks) {
-    RunOptions own = options;
-    own.engine.communicator = &ranks;
-    out[static_cast<std::size_t>(ranks.rank())] = test::train(make(), config, own);
-  });
-  return out;
-}
-
-// Losses are each rank's own.
-void expect_same_states(const FinalState& expected, FinalState actual) {
-  actual.losses = expected.losses;
-  expect_same_bits(expected, actual);
-}
+using test::train_ranks;
 
 TEST(Ranks, StagesAndSchedulesEndInTheBitsOfTheResidentRun) {
   int cells = 0;
@@ -226,18 +211,22 @@ TEST(Ranks, GradientsAndStatesAreReadAndSetOnAllRanks) {
 
 TEST(Ranks, EachKeepsItsShareOfTheStates) {
   for (int count : {2, 3, 4}) {
-    for (int stage : {0, 1, 2}) {
+    for (int row : {0, 1, 2, 3, 4}) {
+      const int stage = row % 3;
+      const bool reduce_last = row >= 3;
       std::mutex mutex;
-      Bytes masters;
+      Bytes masters, gradients;
       on_thread_ranks(count, [&](Communicator& ranks) {
         const auto model = tiny_llama(false);
         Config config = tiny_config("zero_offload", 0, 4096, 1);
         config.stage = stage;
+        config.reduce_last_only = reduce_last;
         Engine engine(*model, config, {.communicator = &ranks});
         const MemoryPlan plan = engine.summary().plan;
         EXPECT_EQ(engine.memory_in_use(Tier::pinned).total(), plan[Tier::pinned].total());
         const std::scoped_lock lock(mutex);
         masters += plan[Tier::pinned][MemoryUse::masters];
+        gradients += plan[Tier::pinned][MemoryUse::gradients];
       });
       std::int64_t padded = 0;
       for (const torch::Tensor& parameter : tiny_llama(false)->parameters())
@@ -245,6 +234,9 @@ TEST(Ranks, EachKeepsItsShareOfTheStates) {
       const std::int64_t copies = stage == 0 ? count : 1;
       EXPECT_EQ(masters.value, copies * padded * 4 + count * Pool::kAlignment.value)
           << count << " ranks, stage " << stage;
+      const std::int64_t sums = stage == 0 || reduce_last ? count : 1;
+      EXPECT_EQ(gradients.value, sums * padded * 4 + count * Pool::kAlignment.value)
+          << count << " ranks, stage " << stage << (reduce_last ? ", reduced last" : "");
     }
   }
 }

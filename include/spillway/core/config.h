@@ -108,6 +108,9 @@ struct Config {
   /// Ranks' gradients are summed by the transport (NCCL, MPI), in its order and in the working type, instead of in rank
   /// order in fp32: other bits, which may differ from run to run, and the same bytes on the wire.
   bool transport_sums = false;
+  /// Each rank accumulates a step's gradients by itself, and ranks add these sums in the last micro-batch: fewer bytes
+  /// between them, each keeps accumulated gradients of all parameters, and other bits. Not at stage 2.
+  bool reduce_last_only = false;
   std::int64_t bucket_chunks = 1;    // chunks of one call between ranks, at most staging_slots
   int threads = 0;                   // of the CPU optimizer; 0: half the cores this rank may use
   std::string cores = {};            // that its threads stay on, "0-3,8"; empty: chosen; "any": they run anywhere

@@ -31,11 +31,15 @@ struct Slot {
   View pieces = {};  // of a reduce slot: what the other ranks send
 };
 
+/// Which sums of gradients an op is about: those of the step, or where ranks add theirs in the last micro-batch only,
+/// what this rank has accumulated by itself until then.
+enum class Sums { step, own };
+
 /// Gradients of a chunk that all ranks staged, to be summed: the same segments on every rank.
 struct Reduction {
   std::int64_t chunk = 0;
   std::vector<const Segment*> segments = {};
-  Slot* staged = nullptr;  // whole, in the working type
+  Slot* staged = nullptr;  // whole, in the type of pieces
   Slot* sum = nullptr;     // a reduce slot
   Ticket ready;            // of staged
 };
@@ -105,6 +109,8 @@ class Runtime {
   SlotRing& device_slots() { return device_slots_; }
   SlotRing& pinned_slots() { return pinned_slots_; }
   SlotRing& reduce_slots() { return reduce_slots_; }
+  /// Whether ranks add what each has accumulated by itself, once a step.
+  bool reduces_last() const { return spec_.reduce_last; }
 
   // ---- gradients --------------------------------------------------------------------------------------------------
   /// Compute: copies the segment's part of a gradient into a chunk's device slot, once the slot is free, after `before`
@@ -115,6 +121,18 @@ class Runtime {
   /// Network: every rank's part of each chunk goes to its owner, who adds them in fp32, in rank order; at stage 0 all
   /// get the sum. One group call. Frees the staged slots. Source: docs/numerics.md, Ranks.
   [[nodiscard]] Ticket reduce(std::span<const Reduction> chunks);
+  /// What of this rank's own sums others are to get: segments of one chunk, in a buffer on the device after the ticket;
+  /// zeros where it has no gradient. Compute or cpu for these zeros; upload where the sums are not on the device.
+  struct Offer {
+    Slot* slot = nullptr;
+    Ticket ready;
+  };
+  [[nodiscard]] Offer offer(std::span<const Segment* const> segments);
+  /// Whether this step's own sums have been added. Nothing may be accumulated any more until the step ends.
+  bool ranks_added() const { return ranks_added_; }
+  void note_ranks_added() { ranks_added_ = true; }
+  /// An order of gradients, followed by the other parameters that have had one in this step.
+  std::vector<std::int64_t> with_earlier_gradients(std::vector<std::int64_t> order) const;
   /// What this rank keeps of segments.
   std::vector<const Segment*> kept_of(std::span<const Segment* const> segments) const;
   /// Network: adds the ranks' sum of kept segments of one chunk to the accumulated gradients, where these stay on the
@@ -125,13 +143,15 @@ class Runtime {
   void set_gradient_order(std::vector<std::int64_t> parameters) { gradient_order_ = std::move(parameters); }
   const std::vector<std::int64_t>& gradient_order() const { return gradient_order_; }
   /// Download: copies `segments` of one chunk from a device slot (with several ranks: the kept ones, from a reduce
-  /// slot) to a pinned slot, after `staged`; frees the device slot.
-  [[nodiscard]] Ticket copy_down(std::span<const Segment* const> segments, Slot& device, Slot& pinned, Ticket staged);
+  /// slot, unless `sums` are its own) to a pinned slot, after `staged`; frees the device slot.
+  [[nodiscard]] Ticket copy_down(std::span<const Segment* const> segments, Slot& device, Slot& pinned, Ticket staged,
+                                 Sums sums = Sums::step);
   /// Adds `segments` of one chunk, which stand in a pinned slot since `arrived`, to the accumulated gradients on the
   /// cpu lane (the first of a step replaces what was there); frees the pinned slot.
-  [[nodiscard]] Ticket accumulate(std::span<const Segment* const> segments, Slot& pinned, Ticket arrived);
+  [[nodiscard]] Ticket accumulate(std::span<const Segment* const> segments, Slot& pinned, Ticket arrived,
+                                  Sums sums = Sums::step);
   /// The same on the compute lane, straight from LibTorch's gradient, for chunks whose gradients stay on the device.
-  [[nodiscard]] Ticket accumulate(const Segment& segment, const Gradient& gradient);
+  [[nodiscard]] Ticket accumulate(const Segment& segment, const Gradient& gradient, Sums sums = Sums::step);
   /// Adds the segments' final gradients to the norm, on the lane where they lie. Later gradients make them pending
   /// again.
   [[nodiscard]] Ticket norm(std::span<const Segment* const> segments);
@@ -190,7 +210,8 @@ class Runtime {
 
   // ---- reading and setting whole states -----------------------------------------------------------------------------
   /// Copies a parameter's state out, as fp32; gradients as accumulated, before any factor. Shapes: [numel]. Where
-  /// states are cut, all ranks make the call and get all of it. Blocks: as wait_all.
+  /// states are cut, all ranks make the call and get all of it. Blocks: as wait_all. Throws: StateError for gradients
+  /// that ranks have not added yet, here and in what follows.
   void read(StateRole role, std::int64_t parameter, float* values);
   /// Copies one of the layout's kept segments out, or in, without asking other ranks. Of masters the working values are
   /// left to wait_gather_working(). Shapes: [segment.count]. Blocks: as wait_all.
@@ -242,7 +263,7 @@ class Runtime {
   /// Where update() writes a chunk's rounded working copy: null in fp32. Takes the next upload slot if one is needed.
   std::byte* working_copy_target(std::int64_t chunk);
   /// Bytes that adding one element to its sum moves.
-  std::int64_t bytes_of_sum() const;
+  std::int64_t bytes_of_sum(Sums sums) const;
   void make_store(const StateSpec& spec);
   RuleArrays rule_arrays(std::int64_t parameter, float grad_factor) const;
   /// Calls visit with every view that only the pools hold: masters apart from working values, and optimizer states.
@@ -255,14 +276,20 @@ class Runtime {
   /// Of a kept segment.
   std::int64_t index_of(const Segment& segment) const { return &segment - layout_.kept_segments().data(); }
   /// The type that gradients leave the device in.
-  DType arriving_type() const { return layout_.partition().shared() ? DType::f32 : spec_.working; }
+  DType arriving_type(Sums sums) const {
+    return layout_.partition().shared() && sums == Sums::step ? DType::f32 : spec_.working;
+  }
+  const View& sums_of(std::int64_t chunk, Sums sums) const {
+    return sums == Sums::own ? store_->own_gradient(chunk) : store_->gradient(chunk);
+  }
+  void check_ranks_added() const;
   /// Where in a chunk what is kept starts.
   std::int64_t kept_begin(std::int64_t chunk) const { return layout_.kept(chunk).begin; }
   bool master_is_working(std::int64_t chunk) const {
     return spec_.master_is_working(spec_.placement[static_cast<std::size_t>(chunk)].master);
   }
-  /// Marks a kept segment as having a gradient; returns whether it is the step's first.
-  bool note_gradient(const Segment& segment);
+  /// Marks a kept segment (of its own sums: any) as having a gradient; returns whether it is the step's first.
+  bool note_gradient(const Segment& segment, Sums sums = Sums::step);
 
   Machine& machine_;
   const Layout& layout_;
@@ -270,11 +297,14 @@ class Runtime {
   std::vector<Hyperparameters> hyperparameters_;
   StateSpec spec_;
   std::unique_ptr<ChunkStore> store_;  // null while released
-  SlotRing device_slots_, pinned_slots_, upload_slots_, reduce_slots_;
+  SlotRing device_slots_, pinned_slots_, upload_slots_, reduce_slots_, piece_slots_;
   Slot* upload_slot_ = nullptr;  // written by the newest update(), until copy_up() sends it
   std::vector<std::int64_t> gradient_order_;
   std::vector<ParameterState> parameters_;
   std::vector<SegmentState> segments_;
+  std::vector<bool> own_;            // segments that this rank's own sums have a gradient of
+  std::vector<Slot> own_on_device_;  // a chunk's own sums, where these are pieces already
+  bool ranks_added_ = false;
   std::vector<Ticket> uploads_;       // a chunk's newest copy_up
   std::vector<Ticket> updates_;       // a chunk's newest update
   std::vector<Ticket> gradient_ops_;  // a chunk's newest accumulate or norm

@@ -37,14 +37,21 @@ struct StateSpec {
   std::int64_t reduce_slots = 0;
   /// Chunks of one group call between ranks.
   std::int64_t bucket_chunks = 1;
-  /// Sums by the transport, in the working type.
+  /// Sums by the transport, in the type that pieces are sent in.
   bool transport_sums = false;
+  /// Ranks add what each has accumulated, once a step: so each keeps accumulated gradients of whole chunks. Not at
+  /// stage 2.
+  bool reduce_last = false;
+  /// Where it keeps them off the device: slots of one chunk each, which they pass through on their way to other ranks.
+  std::int64_t piece_slots = 0;
   /// Parameters that are not trained (padded elements): kept on the device, without states.
   std::int64_t frozen_elements = 0;
 
   /// Where it cannot, the norm's grain sums of gradients on the device are kept there, and fetched into pinned memory.
   bool host_reads_device = true;
 
+  /// The type that ranks send gradients to each other in.
+  DType piece_type() const { return reduce_last ? gradient : working; }
   /// An fp32 master on the device is the working parameter itself.
   bool master_is_working(Tier master) const { return working == DType::f32 && master == Tier::device; }
 };
@@ -92,6 +99,9 @@ class ChunkStore {
   /// Shapes: [what Layout::kept says of the chunk] each; fp32, gradients of spec().gradient.
   const View& master(std::int64_t chunk) const { return roles_[static_cast<std::size_t>(chunk)].master; }
   const View& gradient(std::int64_t chunk) const { return roles_[static_cast<std::size_t>(chunk)].gradient; }
+  /// This rank's own sum, of which gradient() is a part, where ranks add theirs once a step; else the same as
+  /// gradient(). Shapes: [the chunk's elements] there.
+  const View& own_gradient(std::int64_t chunk) const { return roles_[static_cast<std::size_t>(chunk)].own_gradient; }
   const View& optimizer_state(std::int64_t chunk, std::int64_t k) const {
     return roles_[static_cast<std::size_t>(chunk)].states[static_cast<std::size_t>(k)];
   }
@@ -102,17 +112,19 @@ class ChunkStore {
   /// Shapes: [chunk_elements] of the working type.
   const std::vector<StagingSlot>& device_slots() const { return device_slots_; }
   /// Shapes: [what is kept of a chunk, at most] of the type that gradients come down in: the working type, or the
-  /// ranks' sums in fp32.
+  /// ranks' sums in fp32; or as many bytes as both need.
   const std::vector<StagingSlot>& pinned_slots() const { return pinned_slots_; }
   /// Shapes: [what is kept of a chunk, at most] of the working type.
   const std::vector<StagingSlot>& upload_slots() const { return upload_slots_; }
-  /// Shapes: the sum [what is kept of a chunk, at most], fp32; pieces [ranks - 1][the largest shard] of the working
-  /// type.
+  /// Shapes: the sum [what is kept of a chunk, at most], fp32; pieces [ranks - 1][the largest shard] of
+  /// spec().piece_type().
   const std::vector<StagingSlot>& reduce_slots() const { return reduce_slots_; }
+  /// Shapes: [chunk_elements] of spec().piece_type().
+  const std::vector<StagingSlot>& piece_slots() const { return piece_slots_; }
 
  private:
   struct Roles {
-    View master, gradient;
+    View master, gradient, own_gradient;
     std::vector<View> states;
   };
 
@@ -121,7 +133,7 @@ class ChunkStore {
   StatePools pools_;
   View working_, frozen_, device_sums_, host_sums_;
   std::vector<Roles> roles_;
-  std::vector<StagingSlot> device_slots_, pinned_slots_, upload_slots_, reduce_slots_;
+  std::vector<StagingSlot> device_slots_, pinned_slots_, upload_slots_, reduce_slots_, piece_slots_;
 };
 
 }  // namespace spillway

@@ -88,7 +88,7 @@ struct BackwardOptions {
   /// nothing, not even a NaN.
   double weight = 1;
   /// No other micro-batch follows in this step. Not given: decided by Config::accumulation. A hint for overlap: a
-  /// backward after the last is added all the same.
+  /// backward after the last is added all the same, or refused under Config::reduce_last_only.
   std::optional<bool> last = std::nullopt;
 };
 
@@ -235,7 +235,8 @@ class Engine {
   /// How often the parameter was updated.
   std::int64_t updates(const std::string& name);
   /// The gradient of the step that is going on, averaged over its micro-batches so far and unscaled, before clipping:
-  /// what step() would use. Undefined where the parameter had none. On all ranks.
+  /// what step() would use. Undefined where the parameter had none. On all ranks. Throws: StateError under
+  /// Config::reduce_last_only before the last backward, and for set_gradient too.
   torch::Tensor gradient(const std::string& name);
 
   /// Sets one parameter's state from a tensor of its shape, any floating type, the same on all ranks. Blocks: as
