@@ -10,6 +10,9 @@
 // a PEFT folder, or with --lora-merge a Hugging Face folder again.
 #include "finetune.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cmath>
@@ -193,8 +196,6 @@ void print_evaluation(const char* when, spillway::CausalLM& model, const std::op
 void print_generation(spillway::CausalLM& model, const spillway::TokenFile& data, const Options& o) {
   if (o.generate == 0) return;
   const std::int64_t vocabulary = model.config().vocabulary;
-  spillway::require(o.prompt.empty() || vocabulary <= 256,
-                    "--prompt is bytes: it needs a model with a vocabulary of 256");
   std::vector<std::int64_t> prompt(o.prompt.begin(), o.prompt.end());
   for (std::int64_t& token : prompt) token &= 0xFF;
   if (prompt.empty()) {  // the beginning of the data's first row
@@ -223,7 +224,10 @@ void probe_outputs(const Options& o) {
   std::error_code error;
   std::filesystem::create_directories(o.output, error);
   const std::filesystem::path probe = std::filesystem::path(o.output) / ".spillway_probe";
-  const bool writable = static_cast<bool>(std::ofstream(probe) << "x");
+  std::filesystem::remove(probe, error);  // a link is removed, never written through
+  const int file = ::open(probe.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  const bool writable = file >= 0 && ::write(file, "x", 1) == 1;
+  if (file >= 0) ::close(file);
   std::filesystem::remove(probe, error);
   if (!writable) throw spillway::FileError("--output " + o.output + ": cannot write there");
   if (!o.trace.empty() && !std::ofstream(o.trace, std::ios::app)) {
@@ -246,7 +250,24 @@ int dry_run(const Options& o) {
     rows = data.rows();
   }
   spillway::require(length > 0, "--dry-run needs --seq-len, or --data whose rows have a length");
+  // Where neither says how many steps there are: as many as any warm-up needs, since memory does not depend on it.
+  if (o.data.empty() && o.steps == 0) rows = std::int64_t{1} << 40;
   return finetune::print_dry_run(shape, finetune::make_config(o, rows, steps).config, o, length);
+}
+
+void check_inputs(const Options& o, const spillway::TokenFile& data,
+                  const std::optional<spillway::TokenFile>& eval_data, std::int64_t vocabulary) {
+  finetune::check_prompt(o, vocabulary);
+  if (o.launch.rank > 0) return;  // the others end with it
+  finetune::check_tokens(data, vocabulary);
+  if (eval_data) finetune::check_tokens(*eval_data, vocabulary);
+}
+
+// Epochs are counted in rows: the steps so far may have had another number of them.
+std::int64_t steps_left(const Options& o, const spillway::DataLoader& loader, std::int64_t micro_batches) {
+  const double left = o.epochs * static_cast<double>(loader.rows()) - static_cast<double>(loader.position());
+  const auto rows_a_step = static_cast<double>(o.batch_size * micro_batches);
+  return std::max<std::int64_t>(0, std::llround(std::ceil(left / rows_a_step)));
 }
 
 int run(const Options& o) {
@@ -270,6 +291,8 @@ int run(const Options& o) {
                                           config, activations, finetune::place_of(o, ranks)),
                        config);
   probe_outputs(o);
+  finetune::require_checkpoints_of_its_own(o);
+  check_inputs(o, data, eval_data, shape.vocabulary);
 
   // A folder's weights go straight to where the engine keeps them, one tensor at a time.
   const bool from_folder = o.init.empty();
@@ -284,8 +307,9 @@ int run(const Options& o) {
   finetune::add_adapters(*model, o);
   spillway::Engine engine(*model, config, engine_options);
   spillway::DataLoader loader(data, model->config().vocabulary, {o.batch_size, !o.no_shuffle, o.seed});
-  finetune::Checkpoints checkpoints(o, engine, loader);
+  finetune::Checkpoints checkpoints(o, engine, data, loader);
   const std::int64_t done = checkpoints.resume();
+  if (done > 0 && o.epochs > 0) steps = done + steps_left(o, loader, config.accumulation);
   spillway::MetricsLog log(o.launch.rank == 0 ? o.log : "", done);
   std::printf("training %s: %lld rows of %lld tokens, %lld steps of %lld x %lld rows, schedule %s\n",
               std::string(to_string(model->config().family)).c_str(), static_cast<long long>(data.rows()),
@@ -296,6 +320,8 @@ int run(const Options& o) {
   if (done == 0) print_evaluation("before training", *model, eval_data, o, engine);
   model->train();
   for (const int number : {SIGINT, SIGTERM}) std::signal(number, end_after_this_step);
+  if (done >= steps && done > 0)
+    std::printf("nothing is left to train: %lld steps were done\n", static_cast<long long>(done));
   for (std::int64_t step = done + 1; step <= steps; ++step) {
     const spillway::StepRecord record = train_step(*model, engine, loader, config.accumulation);
     log.write(record);

@@ -121,7 +121,9 @@ int print_dry_run(const spillway::ModelConfig& shape, const spillway::Config& co
 /// Owns: nothing; all must outlive it.
 class Checkpoints {
  public:
-  Checkpoints(const Options& options, spillway::Engine& engine, spillway::DataLoader& loader);
+  /// `data`: what the loader reads.
+  Checkpoints(const Options& options, spillway::Engine& engine, const spillway::TokenFile& data,
+              spillway::DataLoader& loader);
   /// With --resume: loads the newest checkpoint and takes the data up where it stood. Returns the steps done so far,
   /// skipped ones counted; 0 where there was nothing to resume. Throws: InvalidArgument where the data is another.
   std::int64_t resume();
@@ -134,8 +136,18 @@ class Checkpoints {
   const Options& options_;
   spillway::Engine& engine_;
   spillway::DataLoader& loader_;
+  const std::uint64_t data_checksum_;  // of the rows that are trained on: their file may be replaced meanwhile
   std::filesystem::path folder_;
   std::int64_t saved_ = -1;
 };
+
+/// Without --resume: that no other run's checkpoints are where this one's would go. Those would be taken for this
+/// run's, and removed in its favour. Throws: InvalidArgument naming the folder.
+void require_checkpoints_of_its_own(const Options& options);
+
+/// Before hours of training: that all tokens are in the vocabulary. Throws: FileError naming the row.
+void check_tokens(const spillway::TokenFile& data, std::int64_t vocabulary);
+/// And that a prompt's bytes are. Throws: InvalidArgument.
+void check_prompt(const Options& options, std::int64_t vocabulary);
 
 }  // namespace finetune

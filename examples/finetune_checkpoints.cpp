@@ -34,21 +34,36 @@ std::string what_is_left(const std::filesystem::path& folder) {
          ": once what is named here is mended (a full disk: with room for two checkpoints), go on with --resume";
 }
 
+std::filesystem::path folder_of(const Options& o) {
+  return o.checkpoints.empty() ? std::filesystem::path(o.output) / "checkpoints" : std::filesystem::path(o.checkpoints);
+}
+
 }  // namespace
 
-Checkpoints::Checkpoints(const Options& options, spillway::Engine& engine, spillway::DataLoader& loader)
+void require_checkpoints_of_its_own(const Options& o) {
+  if (o.resume) return;
+  const std::filesystem::path folder = folder_of(o);
+  const auto earlier = spillway::list_checkpoints(folder);
+  spillway::require(earlier.empty(), folder.string() + " holds checkpoints of an earlier run (the newest is " +
+                                         (earlier.empty() ? "" : earlier.back().filename().string()) +
+                                         "): go on with it (--resume), keep this run's elsewhere (--checkpoints, or "
+                                         "another --output), or remove them");
+}
+
+Checkpoints::Checkpoints(const Options& options, spillway::Engine& engine, const spillway::TokenFile& data,
+                         spillway::DataLoader& loader)
     : options_(options),
       engine_(engine),
       loader_(loader),
-      folder_(options.checkpoints.empty() ? std::filesystem::path(options.output) / "checkpoints"
-                                          : std::filesystem::path(options.checkpoints)) {}
+      data_checksum_(checksum(data)),
+      folder_(folder_of(options)) {}
 
 // What decides which rows come next, and what tensors do not say: a resumed run must agree in all but the position.
 std::string Checkpoints::position(std::int64_t step) const {
   nlohmann::json out = {{"steps_done", step},
                         {"data_position", loader_.position()},
                         {"data_rows", loader_.rows()},
-                        {"data_checksum", checksum(spillway::TokenFile(options_.data, options_.seq_len))},
+                        {"data_checksum", data_checksum_},
                         {"shuffle", !options_.no_shuffle},
                         {"seed", options_.seed}};
   if (const auto lora = lora_options(options_.lora)) out["lora_scale"] = lora->scaling();
@@ -62,7 +77,9 @@ std::int64_t Checkpoints::resume() {
     return 0;
   }
   const std::string text = engine_.load(folder_);
-  const nlohmann::json saved = nlohmann::json::parse(text, nullptr, false);
+  // A stranger's may be nested as deep as no reader of it can go.
+  const nlohmann::json saved = nlohmann::json::parse(
+      text, [](int depth, nlohmann::json::parse_event_t, nlohmann::json&) { return depth <= 2; }, false);
   const nlohmann::json here = nlohmann::json::parse(position(0));
   for (const char* key : {"steps_done", "data_position"}) {
     spillway::require(saved.is_object() && saved.contains(key) && saved[key].is_number_unsigned() &&

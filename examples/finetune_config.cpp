@@ -176,7 +176,8 @@ spillway::LoadedConfig make_config(const Options& o, std::int64_t rows, std::int
 int print_config(const Options& o) {
   std::int64_t rows = 0, steps = 0;
   if (!o.data.empty()) rows = spillway::TokenFile(o.data, o.seq_len).rows();
-  const spillway::LoadedConfig loaded = make_config(o, rows, steps);
+  // Where nothing says how many steps there are, any warm-up fits, and an end that would be wrong is refused below.
+  const spillway::LoadedConfig loaded = make_config(o, rows > 0 ? rows : std::int64_t{1} << 40, steps);
   spillway::require(rows > 0 || o.steps > 0 || !loaded.origins.contains("lr_schedule.total_steps") ||
                         loaded.origins.at("lr_schedule.total_steps") != "rows of --data and --epochs",
                     "--print-config needs --steps or --data where the learning rate falls until the end");

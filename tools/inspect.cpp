@@ -54,15 +54,23 @@ std::string describe_weights(const path& file_or_folder) {
 std::string describe_files(const path& folder) {
   std::map<std::string, std::uintmax_t> files;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    if (entry.is_regular_file()) files[entry.path().filename().string()] = entry.file_size();
+    std::error_code error;  // a link that leads nowhere is no file
+    if (!entry.is_regular_file(error)) continue;
+    const std::uintmax_t size = entry.file_size(error);
+    if (!error) files[entry.path().filename().string()] = size;
   }
   std::string text = "files\n";
   for (const auto& [name, bytes] : files) text += fmt::format("  {} {} bytes\n", printable(name), bytes);
   return text;
 }
 
+bool is_there(const path& file) {
+  std::error_code error;
+  return exists(file, error);
+}
+
 bool has_weights(const path& folder) {
-  return exists(folder / "model.safetensors") || exists(folder / "model.safetensors.index.json");
+  return is_there(folder / "model.safetensors") || is_there(folder / "model.safetensors.index.json");
 }
 
 std::string describe_model(const path& folder) {
@@ -121,9 +129,9 @@ std::string describe_checkpoint(const path& folder, bool checksums) {
 
 std::string inspect(const path& folder, bool checksums) {
   if (!is_directory(folder)) throw FileError(fmt::format("{} is not a folder", folder.string()));
-  if (exists(folder / "manifest.json")) return describe_checkpoint(folder, checksums);
-  if (exists(folder / "adapter_config.json")) return describe_adapters(folder);
-  if (exists(folder / "config.json")) return describe_model(folder);
+  if (is_there(folder / "manifest.json")) return describe_checkpoint(folder, checksums);
+  if (is_there(folder / "adapter_config.json")) return describe_adapters(folder);
+  if (is_there(folder / "config.json")) return describe_model(folder);
   const auto checkpoints = list_checkpoints(folder);
   if (checkpoints.empty()) {
     throw FileError(
@@ -132,8 +140,21 @@ std::string inspect(const path& folder, bool checksums) {
                     folder.string()));
   }
   std::string text = fmt::format("{} checkpoints\n", checkpoints.size());
-  for (const path& checkpoint : checkpoints) text += fmt::format("  {}\n", checkpoint.filename().string());
-  return text + "the newest:\n" + describe_checkpoint(checkpoints.back(), checksums);
+  std::string newest;  // that is whole
+  bool all_whole = true;
+  for (const path& checkpoint : checkpoints) {
+    std::string verdict = checksums ? "undamaged" : "there in full";
+    try {
+      newest = describe_checkpoint(checkpoint, checksums);
+    } catch (const FileError& error) {
+      verdict = error.what();
+      all_whole = false;
+    }
+    text += fmt::format("  {}: {}\n", checkpoint.filename().string(), verdict);
+  }
+  if (!newest.empty()) text += "the newest that is whole:\n" + newest;
+  if (!all_whole) throw FileError(fmt::format("{}: not all of its checkpoints are whole\n{}", folder.string(), text));
+  return text;
 }
 
 }  // namespace spillway::tools

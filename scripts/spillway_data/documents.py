@@ -102,6 +102,15 @@ def messages_at(entry, key, where):
     return [message_of(message, f"{where}, message {number}") for number, message in enumerate(messages, 1)]
 
 
+def objects_at(entry, key, where):
+    """A list of objects, or None: templates go through it, and a string would go in letter by letter."""
+    value = entry.get(key)
+    if value is not None and not (isinstance(value, list) and all(isinstance(item, dict) for item in value)):
+        hint = "; it holds JSON: decode it first" if isinstance(value, str) else ""
+        raise Problem(f"{where}: \"{key}\" is not a list of objects but {kind_of(value)}{hint}")
+    return value
+
+
 def message_of(message, where):
     if not isinstance(message, dict):
         raise Problem(f"{where}: expected an object with \"role\" and \"content\", found {kind_of(message)}")
@@ -111,7 +120,7 @@ def message_of(message, where):
         role = ROLE_NAMES.get(role, role)
     if role not in ROLES:
         raise Problem(f"{where}: the role \"{role}\" is not known; expected {', '.join(ROLES)}")
-    calls = bool(message.get("tool_calls"))  # those may come without a content
+    calls = bool(objects_at(message, "tool_calls", where))  # those may come without a content
     content = text_at(message, names[1], where, optional=calls)
     others = {key: value for key, value in message.items() if key not in names}
     if others.pop("weight", None) not in (None, 1):
@@ -161,6 +170,6 @@ class Reader:
         if any(message["role"] == "assistant" and not message["content"].strip() and not message.get("tool_calls")
                for message in messages):
             return None
-        text, spans = self.chat.render(messages, entry.get("tools"), where)
+        text, spans = self.chat.render(messages, objects_at(entry, "tools", where), where)
         return Document(checked_text(text, "the template's text", where), spans, where,
                         tuple(message["content"] for message in messages))

@@ -57,12 +57,12 @@ class Section {
   void read(const char* key, std::optional<Bytes>& target) {
     const json* value = find(key);
     if (value == nullptr || value->is_null()) return;
-    target = value->is_string() ? parse_bytes(value->get<std::string>()) : Bytes{integer(key, *value)};
+    target = value->is_string() ? parsed(key, *value, parse_bytes) : Bytes{integer(key, *value)};
   }
   void read_bandwidth(const char* key, double& target) {
     const json* value = find(key);
     if (value == nullptr) return;
-    target = value->is_string() ? parse_bandwidth(value->get<std::string>()) : number(key, *value);
+    target = value->is_string() ? parsed(key, *value, parse_bandwidth) : number(key, *value);
   }
   std::string text(const char* key, const json& value) const {
     require(value.is_string(), fmt::format("{}: expected a string, found {}", path(key), shown(value)));
@@ -79,6 +79,14 @@ class Section {
   }
 
  private:
+  template <class T>
+  T parsed(const char* key, const json& value, T (*parse)(std::string_view)) const {
+    try {
+      return parse(value.get<std::string>());
+    } catch (const InvalidArgument& error) {
+      throw InvalidArgument(fmt::format("{}: {}", path(key), error.what()));
+    }
+  }
   double number(const char* key, const json& value) const {
     require(value.is_number(), fmt::format("{}: expected a number, found {}", path(key), shown(value)));
     return value.get<double>();
@@ -296,7 +304,6 @@ Config read_own_config(const json& document, const std::string& source) {
   section.read("instruction_set", config.instruction_set);
   section.read("host_memory", config.host_memory);
   section.finish();
-  config.validate();
   return config;
 }
 

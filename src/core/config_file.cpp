@@ -99,11 +99,11 @@ void validate(const Config& config, const std::string& source) {
 
 std::string read_config_file(const std::filesystem::path& file) {
   std::ifstream stream(file, std::ios::binary);
-  std::ostringstream text;
-  if (!stream || !(text << stream.rdbuf())) {
+  const std::string text(std::istreambuf_iterator<char>(stream), {});
+  if (!stream.is_open() || stream.bad()) {
     throw FileError(fmt::format("cannot read the configuration {}", file.string()));
   }
-  return text.str();
+  return text;
 }
 
 LoadedConfig parse_config(const std::string& text, const std::string& source, int ranks) {
@@ -115,11 +115,7 @@ LoadedConfig parse_config(const std::string& text, const std::string& source, in
   }
   const bool foreign = is_deepspeed(document, source);
   LoadedConfig loaded = foreign ? read_deepspeed_config(document, source, ranks) : read_own(document, source);
-  if (foreign) {
-    validate(loaded.config, source);
-  } else {
-    loaded.config.validate();
-  }
+  validate(loaded.config, source);
   return loaded;
 }
 

@@ -10,7 +10,7 @@
 
 namespace spillway {
 
-/// Reads a document of Spillway's own keys. Throws: as Config::parse.
+/// Reads a document of Spillway's own keys; what they say is not validated. Throws: as Config::parse.
 Config read_own_config(const nlohmann::json& document, const std::string& source);
 
 /// Throws: FileError when the file cannot be read.

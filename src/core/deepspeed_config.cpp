@@ -59,8 +59,7 @@ json with_present_names(json document, const std::string& source) {
   return document;
 }
 
-// ---- precision
-// -------------------------------------------------------------------------------------------------------
+// ---- precision -----------------------------------------------------------------------------------
 
 // What the 16-bit sections and their names say: enabled, not, or not given.
 std::optional<bool> enabled(const std::optional<Part>& part) {
@@ -123,8 +122,7 @@ void read_precision(const Part& top, Config& config) {
   read_sum_type(top, config);
 }
 
-// ---- placement
-// -------------------------------------------------------------------------------------------------------
+// ---- placement -----------------------------------------------------------------------------------
 
 bool offloads_to_cpu(const Part& zero) {
   const std::optional<Part> optimizer = zero.part("offload_optimizer");
@@ -168,8 +166,7 @@ void read_zero(const Part& top, Config& config) {
   zero.give("schedule", zero.has("offload_optimizer") ? "offload_optimizer" : "cpu_offload");
 }
 
-// ---- optimizer
-// -------------------------------------------------------------------------------------------------------
+// ---- optimizer -----------------------------------------------------------------------------------
 
 std::string lower(std::string text) {
   std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
@@ -265,6 +262,11 @@ double read_rates(const std::string& type, const Part& params, Config& config) {
     params.give("optimizer.lr", "warmup_max_lr");
   }
   const double least = params.number("warmup_min_lr").value_or(0);
+  require(
+      least == 0 || params.file().loaded.origins.contains("optimizer.lr"),
+      fmt::format("{}: {} is the lower end of a rate that the file does not say; give the upper one a number, or take "
+                  "this out",
+                  params.where("warmup_min_lr"), least));
   require(least >= 0 && least <= lr && std::isfinite(lr),
           fmt::format("{}: {} is not from 0 to the rate after warm-up, {}", params.where("warmup_min_lr"), least, lr));
   return lr > 0 ? least / lr : 0;
@@ -328,8 +330,7 @@ void read_scheduler(const Part& top, Config& config) {
       *type, params != nullptr ? *scheduler->part("params") : Part(none, "scheduler.params", top.file()), config);
 }
 
-// ---- the rest
-// --------------------------------------------------------------------------------------------------------
+// ---- the rest ------------------------------------------------------------------------------------
 
 void read_batch_sizes(const Part& top, int ranks, LoadedConfig& loaded) {
   const auto batch = top.integer("train_batch_size", 1, kManyRows);

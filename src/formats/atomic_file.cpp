@@ -6,12 +6,16 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <exception>
+#include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
+#include "formats/process_names.h"
 #include "spillway/core/error.h"
 
 namespace spillway {
@@ -20,10 +24,33 @@ namespace {
 // Linux moves at most 2 GiB less a page in one call.
 constexpr std::size_t kMostAtOnce = std::size_t{1} << 30;
 
+constexpr std::string_view kSuffix = ".part";
+
+std::string prefix_aside(const std::filesystem::path& target) {
+  return fmt::format(".{}.", target.filename().string());
+}
+
 std::filesystem::path name_aside(const std::filesystem::path& target) {
-  static std::atomic<unsigned> counter{0};
-  return target.parent_path() /
-         fmt::format(".{}.{}-{}.part", target.filename().string(), ::getpid(), counter.fetch_add(1));
+  return target.parent_path() / fmt::format("{}{}{}", prefix_aside(target), process_name(), kSuffix);
+}
+
+// What writers of the same file left behind when they were killed. A folder that cannot be listed or cleaned is left as
+// it is: the write itself says what is wrong with it.
+void remove_leftovers(const std::filesystem::path& target) noexcept {
+  try {
+    const std::string prefix = prefix_aside(target);
+    const std::filesystem::path folder = target.has_parent_path() ? target.parent_path() : ".";
+    std::vector<std::filesystem::path> left;
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+      const std::string name = entry.path().filename().string();
+      if (!name.starts_with(prefix) || !name.ends_with(kSuffix) || name.size() < prefix.size() + kSuffix.size())
+        continue;
+      const auto middle = std::string_view(name).substr(prefix.size(), name.size() - prefix.size() - kSuffix.size());
+      if (is_left_behind(middle)) left.push_back(entry.path());
+    }
+    for (const std::filesystem::path& file : left) ::unlink(file.c_str());
+  } catch (const std::exception&) {
+  }
 }
 
 void flush_folder(const std::filesystem::path& folder) {
@@ -37,6 +64,7 @@ void flush_folder(const std::filesystem::path& folder) {
 }  // namespace
 
 AtomicFile::AtomicFile(const std::filesystem::path& target) : target_(target) {
+  remove_leftovers(target);
   const std::filesystem::path aside = name_aside(target);
   fd_ = ::open(aside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (fd_ < 0) fail("cannot create a file beside it", errno);

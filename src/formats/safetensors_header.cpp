@@ -24,7 +24,11 @@ std::uint64_t read_length(std::span<const std::byte> bytes) {
 
 // Returns the header's length once it is known to lie inside the file.
 std::size_t checked_length(const std::filesystem::path& file, std::span<const std::byte> bytes, Bytes limit) {
-  const std::string_view other = foreign_format(bytes);
+  // A header's length may be any number, those that spell the beginning of another format too: where a header stands,
+  // it is one.
+  const bool header = bytes.size() > kPrefix && read_length(bytes) <= bytes.size() - kPrefix &&
+                      read_length(bytes) <= static_cast<std::uint64_t>(limit.value) && bytes[kPrefix] == std::byte{'{'};
+  const std::string_view other = header ? std::string_view() : foreign_format(bytes);
   if (!other.empty()) {
     throw FileError(fmt::format("{}: expected a safetensors file, found {}", file.string(), other));
   }

@@ -2,16 +2,15 @@
 #include <fmt/format.h>
 
 #include <array>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <functional>
-#include <sstream>
+#include <span>
+#include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
 
 #include "formats/atomic_file.h"
+#include "formats/mapped_file.h"
 #include "models/config_json.h"
 #include "models/lora_editor.h"
 #include "models/parameter_values.h"
@@ -32,11 +31,9 @@ constexpr std::array kCompanions = {"generation_config.json", "tokenizer.json", 
                                     "chat_template.json"};
 
 std::string read_text(const fs::path& file) {
-  std::ifstream stream(file, std::ios::binary);
-  std::ostringstream text;
-  text << stream.rdbuf();
-  if (!stream) throw FileError(fmt::format("{}: cannot be read: {}.", file.string(), std::strerror(errno)));
-  return std::move(text).str();
+  const MappedFile mapped(file);
+  const std::span<const std::byte> bytes = mapped.bytes();
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
 AtomicFile write_aside(const fs::path& file, const std::string& text) {
@@ -61,7 +58,8 @@ std::string config_text(const CausalLM& model, const fs::path& source, DType dty
 void copy_companions(const fs::path& source, const fs::path& folder, std::vector<AtomicFile>& out) {
   if (source.empty() || fs::equivalent(source, folder)) return;
   for (const char* name : kCompanions) {
-    if (fs::exists(source / name)) out.push_back(write_aside(folder / name, read_text(source / name)));
+    std::error_code error;  // what is no file is nobody's tokenizer: a folder, a pipe that nobody writes to
+    if (fs::is_regular_file(source / name, error)) out.push_back(write_aside(folder / name, read_text(source / name)));
   }
 }
 

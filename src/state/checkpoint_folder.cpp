@@ -3,13 +3,10 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
@@ -18,6 +15,7 @@
 
 #include "formats/atomic_file.h"
 #include "formats/checksum.h"
+#include "formats/process_names.h"
 #include "spillway/core/error.h"
 #include "state/checkpoint_manifest.h"
 
@@ -26,7 +24,7 @@ namespace {
 
 namespace fs = std::filesystem;
 constexpr std::string_view kPrefix = "step-";
-constexpr std::string_view kAside = ".saving-";  // then the host, the process number, and another one
+constexpr std::string_view kAside = ".saving-";  // then process_name()
 constexpr unsigned kExchange = 2;                // RENAME_EXCHANGE: two names swap what they stand for, at once
 
 std::optional<std::int64_t> number_after(std::string_view name, std::string_view prefix) {
@@ -57,16 +55,8 @@ void remove_folder(const fs::path& folder) {
   if (error) throw FileError(fmt::format("{}: cannot remove it: {}", folder.string(), error.message()));
 }
 
-// Process numbers mean something on one host alone, and several may save to one file system.
-std::string aside_prefix() {
-  std::array<char, 256> host{};
-  ::gethostname(host.data(), host.size() - 1);
-  return fmt::format("{}{}-", kAside, host.data());
-}
-
 std::string aside_name() {
-  static std::atomic<unsigned> counter{0};
-  return fmt::format("{}{}-{}", aside_prefix(), ::getpid(), counter.fetch_add(1));
+  return fmt::format("{}{}", kAside, process_name());
 }
 
 // What saves of processes that are gone left behind. A process number that is in use again keeps its leftovers until
@@ -74,9 +64,8 @@ std::string aside_name() {
 void remove_leftovers(const fs::path& root) {
   std::vector<fs::path> left;
   for_entries(root, [&](const fs::path& entry) {
-    const auto process = number_after(entry.filename().string(), aside_prefix());
-    if (!process || *process == ::getpid()) return;
-    if (::kill(static_cast<pid_t>(*process), 0) != 0 && errno == ESRCH) left.push_back(entry);
+    const std::string name = entry.filename().string();
+    if (name.starts_with(kAside) && is_left_behind(std::string_view(name).substr(kAside.size()))) left.push_back(entry);
   });
   for (const fs::path& folder : left) remove_folder(folder);
 }
@@ -113,7 +102,10 @@ void take_name(const fs::path& aside, const fs::path& target) {
 std::vector<fs::path> list_checkpoints(const fs::path& root) {
   std::vector<std::pair<std::int64_t, fs::path>> found;
   for_entries(root, [&](const fs::path& entry) {
-    if (const auto step = step_of(entry)) found.emplace_back(*step, entry);
+    const auto step = step_of(entry);
+    std::error_code unreadable;
+    // Other things of such a name are none: a save makes the whole folder appear at once.
+    if (step && fs::exists(entry / kManifestName, unreadable)) found.emplace_back(*step, entry);
   });
   std::sort(found.begin(), found.end());
   std::vector<fs::path> out;
@@ -133,7 +125,7 @@ void check_checkpoint_files(const fs::path& folder, const CheckpointManifest& ma
     if (checksums && checksum_of_file(path) != file.checksum) {
       throw FileError(
           fmt::format("{}: its checksum is another one than when it was written: the file is damaged; an "
-                      "earlier checkpoint may be whole",
+                      "earlier checkpoint may be whole: move this one away to go on from that",
                       path.string()));
     }
   }
@@ -145,7 +137,7 @@ CheckpointWriter::CheckpointWriter(const fs::path& root, std::int64_t step) : ro
   if (error) throw FileError(fmt::format("{}: cannot make this folder: {}", root_.string(), error.message()));
   remove_leftovers(root_);
   const fs::path aside = root_ / aside_name();
-  fs::create_directory(aside, error);
+  if (!fs::create_directory(aside, error) && !error) error = std::make_error_code(std::errc::file_exists);
   if (error) throw FileError(fmt::format("{}: cannot make a folder in it: {}", root_.string(), error.message()));
   aside_ = aside;
 }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
@@ -116,7 +117,8 @@ CheckpointParameter read_parameter(const Reader& in, std::int64_t& total) {
 LossScalerState read_scaler(const Reader& in) {
   LossScalerState out;
   out.scale = in.at("scale").number();
-  if (out.scale <= 0) in.at("scale").fail("a number above zero");
+  if (!(out.scale > 0 && out.scale <= std::numeric_limits<float>::max()))
+    in.at("scale").fail("a number above zero that fp32 holds");
   out.finite_steps = in.at("finite_steps").count();
   out.tolerance = in.at("tolerance").count();
   out.skips_at_minimum = in.at("skips_at_minimum").count();

@@ -108,6 +108,28 @@ TEST(ConfigFile, HostileTextIsRefusedWithoutHarm) {
   EXPECT_LT(refusal("{\"schedule\": [\"" + std::string(100000, 'x') + "\"]}").size(), 1000u);
 }
 
+TEST(ConfigFile, TheEndOfAScheduleMayBeLeftToTheProgram) {
+  const LoadedConfig loaded = parse_config(R"({"lr_schedule": {"type": "cosine", "warmup_steps": 5}})", "run.json");
+  EXPECT_EQ(loaded.config.lr_schedule.total_steps, 0);
+  EXPECT_THROW(loaded.config.validate(), InvalidArgument) << "the program has to give it";
+  EXPECT_THROW(Config::parse(R"({"lr_schedule": {"type": "cosine"}})", "run.json"), InvalidArgument);
+}
+
+TEST(ConfigFile, FaultsOfValuesNameFileAndKey) {
+  for (const auto& [json, part] : std::initializer_list<std::pair<const char*, const char*>>{
+           {R"({"device": {"memory": "8 gigs"}})", "run.json: device: memory: "},
+           {R"({"device": {"link_bandwidth": "12Gb/s"}})", "run.json: device: link_bandwidth: "},
+           {R"({"clip_norm": -1})", "run.json: clip_norm is -1"},
+           {R"({"optimizer": {"betas": [1, 1]}})", "run.json: optimizer: a beta is 1"}}) {
+    try {
+      parse_config(json, "run.json");
+      FAIL() << json << " was taken";
+    } catch (const InvalidArgument& error) {
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    }
+  }
+}
+
 TEST(ConfigFile, AFileIsReadAndAMissingOneNamed) {
   const auto file = std::filesystem::temp_directory_path() / "spillway_config_file_test.json";
   std::ofstream(file) << R"({"zero_optimization": {"stage": 2, "cpu_offload": true}, "gradient_clipping": 2})";

@@ -260,6 +260,8 @@ TEST(DeepSpeedConfig, SchedulersMapOrAreRefused) {
        {R"({"scheduler": {"type": "WarmupLR", "params": {"total_num_steps": 5}}})", "has no such parameter"},
        {R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 1, "warmup_max_lr": 0.5}}})",
         "warmup_min_lr"},
+       {R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 1e-6, "warmup_max_lr": "auto"}}})",
+        "the lower end of a rate that the file does not say"},
        {R"({"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 5}}})", "1000 warm-up steps"}});
 }
 

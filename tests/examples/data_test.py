@@ -170,9 +170,36 @@ class DataTest(unittest.TestCase):
         for other in (self.put_rows("masked", 5, masked=(1,)), self.put_rows("rows", 6)):
             out = self.finetune(other, "--steps", 4, "--batch-size", 2, "--resume", expect=USAGE)
             self.assertIn("--resume: the checkpoint was made with data_", out)
+        # What counts is what was trained on, not what stands there when a checkpoint is written.
         self.put_rows("rows", 5).rename(self.folder / "moved.safetensors")
         self.assertIn("resumed after step 2", self.finetune(self.folder / "moved.safetensors", "--steps", 4, "--batch-size", 2,
                                                             "--resume"))
+
+    def test_a_second_run_does_not_mix_with_the_checkpoints_of_the_first(self):
+        data = self.put_rows("rows", 5)
+        self.finetune(data, "--steps", 4, "--batch-size", 1, "--save-every", 4)
+        out = self.finetune(data, "--steps", 2, "--batch-size", 1, "--save-every", 1, expect=USAGE)
+        self.assertIn("holds checkpoints of an earlier run (the newest is step-00000004)", out)
+        self.finetune(data, "--steps", 2, "--batch-size", 1, "--save-every", 1, "--checkpoints", self.folder / "own")
+        self.assertIn("nothing is left to train", self.finetune(data, "--steps", 3, "--batch-size", 1, "--resume"))
+
+    def test_epochs_are_counted_in_rows_when_a_resumed_run_has_another_batch_size(self):
+        data = self.put_rows("rows", 24)
+        self.finetune(data, "--steps", 4, "--batch-size", 2, "--save-every", 4)
+        out = self.finetune(data, "--epochs", 1, "--batch-size", 4, "--resume")  # 8 rows are done, 16 are left
+        self.assertIn("24 rows", out)
+        self.assertEqual(self.log()[-1]["step"], 8)
+
+    def test_a_token_outside_of_the_vocabulary_is_found_before_training(self):
+        data = self.put_rows("rows", 9)
+        tensors = read_tensors(data)
+        tensors["tokens"][8][1] = 256
+        write_tensors(data, tensors)
+        out = self.finetune(data, "--steps", 1, "--batch-size", 1, "--no-shuffle", expect=FAILED)
+        self.assertIn("row 8", out)
+        self.assertNotIn("step 1/", out)
+        out = self.finetune(self.put_rows("rows", 9), "--steps", 1, "--generate", 3, "--prompt", "\u00e9")
+        self.assertIn("generated", out)
 
     def test_a_step_without_a_target_changes_nothing_and_says_so(self):
         data = self.put_rows("rows", 3, masked=(0, 1))

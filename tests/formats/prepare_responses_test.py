@@ -201,6 +201,14 @@ class Chats(RowCase):
         self.expect_refusal(["\"messages\" is not a list of messages but a string"], "--format", "chat", lines)
         lines = self.write_lines("bad.jsonl", {"messages": [user], "tools": [{"name": "f"}]})
         self.expect_refusal(["\"tools\""], "--format", "chat", lines)
+
+    def test_lists_that_stand_in_strings_do_not_go_in_letter_by_letter(self):
+        user = {"role": "user", "content": "x"}
+        for entry in ({"messages": [user, {"role": "assistant", "content": "y"}], "tools": "[{\"name\": \"f\"}]"},
+                      {"messages": [user, {"role": "assistant", "content": "y", "tool_calls": "[]"}]},
+                      {"messages": [user, {"role": "assistant", "content": "y"}], "tools": ["f"]}):
+            lines = self.write_lines("bad.jsonl", entry)
+            self.expect_refusal(["is not a list of objects but"], "--format", "chat", lines)
         lines = self.write_lines("bad.jsonl", {"conversations": [user]})
         self.expect_refusal(["--messages-key conversations"], "--format", "chat", lines)
 

@@ -216,6 +216,18 @@ TEST_F(SafetensorsHostile, OtherFormatsAreNamed) {
   for (const auto& [content, words] : cases) EXPECT_TRUE(holds(refusal(content), {"t.safetensors", words})) << words;
 }
 
+// The first bytes are the header's length: 640, 896, 1152 and 1408 spell the beginning of a pickle, as do these and any
+// number times 65536.
+TEST_F(SafetensorsHostile, NoLengthOfAHeaderIsTakenForAnotherFormat) {
+  const std::string header = "{" + entry("a", "F32", "[1]", "[0,4]") + "}";
+  for (std::size_t length = 128; length <= 68096; length += length < 4096 ? 8 : 128) {
+    std::string padded = header;
+    padded.resize(length, ' ');
+    write_file(folder_ / "t.safetensors", raw_safetensors(padded, "0123"));
+    EXPECT_NO_THROW(SafetensorsReader(folder_ / "t.safetensors")) << length;
+  }
+}
+
 TEST_F(SafetensorsHostile, PathsThatAreNoFiles) {
   const auto opened = [](const std::filesystem::path& path) {
     return message_of<FileError>([&] { SafetensorsReader{path}; });

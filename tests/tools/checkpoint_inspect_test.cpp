@@ -66,8 +66,26 @@ TEST_F(CheckpointInspect, AFolderOfCheckpointsShowsTheNewest) {
   save(7);
   save(12);
   const std::string text = tools::inspect(root_, false);
-  EXPECT_EQ(text.rfind("2 checkpoints\n  step-00000007\n  step-00000012\nthe newest:\ncheckpoint: 12 updates", 0), 0u)
+  EXPECT_EQ(text.rfind("2 checkpoints\n  step-00000007: there in full\n  step-00000012: there in full\n"
+                       "the newest that is whole:\ncheckpoint: 12 updates",
+                       0),
+            0u)
       << text;
+}
+
+TEST_F(CheckpointInspect, SaysOfEachCheckpointOfAFolderWhetherItIsWhole) {
+  save(7);
+  std::fstream(save(12) / "masters.safetensors", std::ios::in | std::ios::out | std::ios::ate | std::ios::binary)
+      .seekp(-1, std::ios::end)
+      .put('x');
+  try {
+    tools::inspect(root_, true);
+    FAIL() << "damage was not noticed";
+  } catch (const FileError& error) {
+    const std::string text = error.what();
+    for (const char* part : {"step-00000007: undamaged", "the file is damaged", "whole:\ncheckpoint: 7 updates"})
+      EXPECT_NE(text.find(part), std::string::npos) << part << " is missing in\n" << text;
+  }
 }
 
 TEST_F(CheckpointInspect, DamageIsNamed) {

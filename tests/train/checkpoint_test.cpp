@@ -376,17 +376,22 @@ TEST_F(Checkpoint, LeftoversOfAKilledSaveAreNoCheckpointsAndAreRemovedByTheNext)
   steps(*model, engine, 0, 1);
   std::array<char, 256> host{};
   ASSERT_EQ(gethostname(host.data(), host.size() - 1), 0);
-  const fs::path dead = root_ / (std::string(".saving-") + host.data() + "-999999999-0");
-  const fs::path elsewhere = root_ / ".saving-another.host-999999999-0";
-  fs::create_directories(dead);
-  fs::create_directories(elsewhere);
-  std::ofstream(dead / "states-00001.safetensors") << "half";
-  fs::create_directories(root_ / "step-latest");
-  fs::create_directories(root_ / "step-00000009-old");
+  const auto aside = [&](const std::string& rest) { return root_ / (std::string(".saving-") + host.data() + rest); };
+  // In a container the next process has the number of the one before.
+  const fs::path dead = aside("-999999999-7-0");
+  const fs::path earlier_run = aside("-" + std::to_string(::getpid()) + "-1-0");
+  const fs::path elsewhere = root_ / ".saving-another.host-999999999-7-0", alike = aside("-4711-999999999-7-0");
+  for (const fs::path& folder : {dead, earlier_run, elsewhere, alike, root_ / "step-latest",
+                                 root_ / "step-00000009-old", root_ / "step-00000099"}) {
+    fs::create_directories(folder);
+    std::ofstream(folder / "states-00001.safetensors") << "half";
+  }
   EXPECT_TRUE(list_checkpoints(root_).empty());
   engine.save(root_);
   EXPECT_FALSE(fs::exists(dead));
+  EXPECT_FALSE(fs::exists(earlier_run));
   EXPECT_TRUE(fs::exists(elsewhere)) << "its process may live";
+  EXPECT_TRUE(fs::exists(alike)) << "of a host whose name goes on with a number";
   EXPECT_TRUE(fs::exists(root_ / "step-latest")) << "not ours";
   EXPECT_EQ(list_checkpoints(root_).size(), 1u);
 }
