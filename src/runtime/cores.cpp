@@ -10,6 +10,7 @@
 #include <map>
 #include <set>
 
+#include "runtime/control_groups.h"
 #include "spillway/core/error.h"
 
 namespace spillway {
@@ -93,36 +94,13 @@ double quota_in(const fs::path& folder) {
   return processors_of_quota(first_line(folder / "cpu.cfs_quota_us"), period);
 }
 
-/// The smallest limit of the groups from `group` up to the top of `mount`.
-double tightest(const fs::path& mount, fs::path group) {
-  double least = 0;
-  while (true) {
-    const double limit = quota_in(mount / group.relative_path());
-    if (limit > 0 && (least == 0 || limit < least)) least = limit;
-    if (group.relative_path().empty()) return least;
-    group = group.parent_path();
-  }
-}
-
 /// A container's limit in whole processors, at least one; 0 where there is none. Both versions of control groups.
 int container_limit(const fs::path& root) {
   double least = 0;
-  const auto look = [&](const fs::path& mount, const fs::path& group) {
-    const double limit = tightest(root / mount, group);
+  for (const fs::path& group : control_groups(root, "cpu")) {
+    const double limit = quota_in(group);
     if (limit > 0 && (least == 0 || limit < least)) least = limit;
-  };
-  std::ifstream groups(root / "proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {  // "0::/path" or "4:cpu,cpuacct:/path"
-    const std::size_t first = line.find(':'), second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string controllers = fmt::format(",{},", line.substr(first + 1, second - first - 1));
-    const std::string path = line.substr(second + 1);
-    if (controllers == ",,") look("sys/fs/cgroup", path);
-    if (controllers.find(",cpu,") == std::string::npos) continue;
-    look("sys/fs/cgroup/cpu", path);
-    look("sys/fs/cgroup/cpu,cpuacct", path);
   }
-  look("sys/fs/cgroup", "/");
   return least > 0 ? std::max(1, static_cast<int>(least)) : 0;
 }
 

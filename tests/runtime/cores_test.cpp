@@ -5,9 +5,7 @@
 
 #include <gtest/gtest.h>
 #include <sched.h>
-#include <unistd.h>
 
-#include <fstream>
 #include <numeric>
 #include <set>
 #include <thread>
@@ -17,29 +15,14 @@
 #include "spillway/core/error.h"
 #include "spillway/lane/thread_team.h"
 #include "spillway/runtime/machine.h"
+#include "support/host_folder.h"
 
 namespace spillway {
 namespace {
 
-namespace fs = std::filesystem;
-
 /// A host with its topology and limits below a folder of its own.
-class Host {
+class Host : public test::HostFolder {
  public:
-  Host() {
-    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
-    root_ = fs::temp_directory_path() / ("spillway_cores_" + std::string(info->name()) + std::to_string(::getpid()));
-    fs::remove_all(root_);
-    fs::create_directories(root_);
-  }
-  ~Host() { fs::remove_all(root_); }
-  Host(const Host&) = delete;
-  Host& operator=(const Host&) = delete;
-
-  void write(const fs::path& file, const std::string& text) {
-    fs::create_directories((root_ / file).parent_path());
-    std::ofstream(root_ / file) << text << "\n";
-  }
   /// `cores` a node, each with a second thread whose number is higher by the number of all cores.
   void make_cores(int nodes, int cores) {
     const int all = nodes * cores;
@@ -57,11 +40,10 @@ class Host {
     std::iota(allowed_.begin(), allowed_.end(), 0);
   }
   void allow(std::vector<int> processors) { allowed_ = std::move(processors); }
-  HostCores read() const { return read_host_cores(root_, allowed_); }
+  HostCores read() const { return read_host_cores(root(), allowed_); }
   CorePlan plan(const CoreRequest& request = {}) const { return plan_cores(request, read()); }
 
  private:
-  fs::path root_;
   std::vector<int> allowed_{0};
 };
 
