@@ -2,13 +2,14 @@
 #include "spillway/lane/thread_team.h"
 
 #include <fmt/format.h>
-#include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <exception>
 #include <mutex>
 #include <thread>
 
+#include "lane/affinity.h"
 #include "spillway/core/error.h"
 
 namespace spillway {
@@ -33,15 +34,6 @@ void wait_for_change(const std::atomic<int>& value, int old, int looks) {
     relax();
   }
   value.wait(old, std::memory_order_acquire);
-}
-
-/// Keeps the calling thread on one processor. False where the system does not let it.
-bool stay_on(int core) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (core < 0 || core >= CPU_SETSIZE) return false;
-  CPU_SET(core, &set);
-  return sched_setaffinity(0, sizeof set, &set) == 0;
 }
 
 }  // namespace
@@ -101,10 +93,9 @@ void check_cores(int threads, const std::vector<int>& cores) {
   if (cores.empty()) return;
   require(static_cast<int>(cores.size()) == threads,
           fmt::format("{} cores were given for {} threads; each needs one", cores.size(), threads));
-  cpu_set_t allowed;
-  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+  const std::vector<int> allowed = allowed_processors();
   for (int core : cores) {
-    require(core >= 0 && core < CPU_SETSIZE && CPU_ISSET(core, &allowed),
+    require(allowed.empty() || std::ranges::binary_search(allowed, core),
             fmt::format("processor {} is not among those that this thread may use", core));
   }
 }
