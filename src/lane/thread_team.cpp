@@ -79,6 +79,26 @@ struct ThreadTeam::Impl {
     round.notify_all();
   }
 
+  void start(int threads) {
+    workers.reserve(static_cast<std::size_t>(threads) - 1);
+    try {
+      for (int member = 1; member < threads; ++member) workers.emplace_back([this, member] { work(member); });
+    } catch (const std::exception& error) {
+      const std::size_t started = workers.size();
+      end();
+      throw Error(
+          fmt::format("a team of {} threads was asked for, of which the system started {} ({}); expected all: "
+                      "raise the limit of processes (ulimit -u, or a container's), or ask for fewer threads",
+                      threads, started + 1, error.what()));
+    }
+  }
+
+  void end() {
+    ending.store(true, std::memory_order_release);
+    begin_round();
+    for (std::thread& worker : workers) worker.join();
+  }
+
   void move_caller() {
     if (cores.empty() || caller == std::this_thread::get_id()) return;
     stay_on(cores[0]);
@@ -105,16 +125,11 @@ void check_cores(int threads, const std::vector<int>& cores) {
 ThreadTeam::ThreadTeam(int threads, std::vector<int> cores) : impl_(std::make_unique<Impl>()) {
   check_cores(threads, cores);
   impl_->cores = std::move(cores);
-  impl_->workers.resize(static_cast<std::size_t>(threads) - 1);
-  for (std::size_t i = 0; i < impl_->workers.size(); ++i) {
-    impl_->workers[i] = std::thread([impl = impl_.get(), i] { impl->work(static_cast<int>(i) + 1); });
-  }
+  impl_->start(threads);
 }
 
 ThreadTeam::~ThreadTeam() {
-  impl_->ending.store(true, std::memory_order_release);
-  impl_->begin_round();
-  for (std::thread& worker : impl_->workers) worker.join();
+  impl_->end();
 }
 
 int ThreadTeam::threads() const {
