@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // finetune under mpirun, srun or torchrun.
+#include <fmt/format.h>
+#include <torch/cuda.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <string>
 
 #include "finetune.h"
 #include "spillway/comm/transports.h"
+#include "spillway/core/error.h"
 #include "spillway/device/gpu.h"
 #include "spillway/train/tcp_store.h"
 
@@ -33,9 +38,15 @@ void add_rank_flags(CLI::App& app, Options& o) {
 
 namespace {
 
-// Launchers may show each rank its own GPU alone, or all of them.
+// Launchers may show each rank its own GPU alone, or all of them. With fewer of several GPUs than ranks it is neither.
 int ordinal_of(int local_rank) {
-  return spillway::why_no_gpu(local_rank).empty() ? local_rank : 0;
+  const std::string reason = spillway::why_no_gpu(local_rank);
+  if (reason.empty()) return local_rank;
+  if (torch::cuda::device_count() == 1) return 0;
+  throw spillway::InvalidArgument(
+      fmt::format("rank {} of this host found no usable GPU {}: {}; expected a GPU for each rank of a host. Start as "
+                  "many ranks as there are GPUs, or show each its own alone (CUDA_VISIBLE_DEVICES)",
+                  local_rank, local_rank, reason));
 }
 
 }  // namespace

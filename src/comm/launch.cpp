@@ -13,6 +13,8 @@
 namespace spillway {
 namespace {
 
+constexpr int kMostRanks = 1 << 20;
+
 // The names by which one launcher calls the four numbers.
 struct Names {
   Launcher launcher = Launcher::none;
@@ -96,10 +98,9 @@ int local_size_of(const Variables& variables, const Names& names, int size) {
 }
 
 Launch read_numbers(const Variables& variables, const Names& names) {
-  constexpr int kMost = 1 << 20;
   Launch launch;
   launch.launcher = names.launcher;
-  launch.size = read_number(variables, names, names.size, 1, kMost);
+  launch.size = read_number(variables, names, names.size, 1, kMostRanks);
   launch.rank = read_number(variables, names, names.rank, 0, launch.size - 1);
   launch.local_size = local_size_of(variables, names, launch.size);
   launch.local_rank = read_number(variables, names, names.local_rank, 0, launch.local_size - 1);
@@ -142,6 +143,16 @@ void read_address(const Variables& variables, Launch& launch) {
   }
 }
 
+// mpiexec of MPICH, Intel MPI and others name ranks by PMI's variables alone, which do not say who shares a host. Taken
+// for no launcher, each of its processes would train by itself.
+void require_no_other_launcher(const Variables& variables) {
+  const int size = find_number(variables, "PMI_SIZE", 0, kMostRanks).value_or(1);
+  require(size <= 1, fmt::format("the environment variable PMI_SIZE says that {} processes were started together, by a "
+                                 "launcher that is not known here; expected torchrun, srun or Open MPI's mpirun: start "
+                                 "the program with one of these, or unset PMI_SIZE to train in each process by itself",
+                                 size));
+}
+
 }  // namespace
 
 std::string_view to_string(Launcher launcher) {
@@ -158,7 +169,7 @@ Variables launch_variables() {
     for (const char* name : {names.rank, names.size, names.local_rank, names.local_size}) add(name);
   }
   for (const char* name : {"SLURM_NODEID", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
-                           "TORCHELASTIC_USE_AGENT_STORE", "MASTER_ADDR", "MASTER_PORT"})
+                           "TORCHELASTIC_USE_AGENT_STORE", "MASTER_ADDR", "MASTER_PORT", "PMI_SIZE"})
     add(name);
   return variables;
 }
@@ -174,6 +185,8 @@ Launch read_launch(const Variables& variables) {
     const Names& names = mpirun ? kMpirun : kSrun;
     launch = read_numbers(variables, names);
     require_same(variables, names, launch);
+  } else {
+    require_no_other_launcher(variables);
   }
   read_address(variables, launch);
   return launch;

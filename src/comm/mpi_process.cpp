@@ -54,6 +54,10 @@ void MpiProcess::closed(bool orderly) {
 }
 
 void MpiProcess::leave() {
+  // The program may have ended MPI itself, after which nothing may be asked of it, and nobody is left to catch.
+  int ended = 0;
+  MPI_Finalized(&ended);
+  if (ended != 0) return;
   MpiProcess& process = get();
   if (process.failed_ || process.open_ > 0) {
     std::this_thread::sleep_for(kGrace);

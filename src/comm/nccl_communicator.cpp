@@ -64,7 +64,8 @@ class NcclCommunicator final : public StoreCommunicator {
     config.blocking = 0;  // so that nothing here waits without a timeout
     try {
       check_nccl(nccl_.init(&comm_, size(), id, rank(), &config), "starting");
-      settle("starting");
+      std::unique_lock lock(mutex_);
+      settle("starting", lock);
     } catch (...) {
       if (comm_ != nullptr) nccl_.abort(comm_);
       throw;
@@ -72,6 +73,10 @@ class NcclCommunicator final : public StoreCommunicator {
     watch_ = std::thread([this] { watch(); });
   }
   ~NcclCommunicator() override {
+    {
+      const std::scoped_lock lock(mutex_);
+      leaving_ = true;
+    }
     const bool orderly = end_together();
     {
       const std::scoped_lock lock(mutex_);
@@ -79,11 +84,9 @@ class NcclCommunicator final : public StoreCommunicator {
     }
     changed_.notify_one();
     watch_.join();
-    if (orderly && !aborted_ && nccl_.finalize(comm_) != ncclSuccess) settle_quietly();
-    if (orderly && !aborted_) {
-      nccl_.destroy(comm_);
-    } else if (!aborted_) {
-      nccl_.abort(comm_);
+    if (orderly && !aborted_ && !failed() && nccl_.finalize(comm_) != ncclSuccess) settle_quietly();
+    if (!aborted_) {  // after a failure NCCL has work left for which destroying it would wait
+      static_cast<void>(orderly && !failed() ? nccl_.destroy(comm_) : nccl_.abort(comm_));
     }
     for (const cudaEvent_t event : idle_) cudaEventDestroy(event);
     for (const Issued& issued : issued_) cudaEventDestroy(issued.event);
@@ -174,16 +177,36 @@ class NcclCommunicator final : public StoreCommunicator {
     });
   }
 
+  // Ends a group that was begun, also where adding to it failed: NCCL would take all later calls for parts of it.
+  class Group {
+   public:
+    explicit Group(const NcclLibrary& nccl) : nccl_(nccl) {}
+    ~Group() {
+      if (open_) nccl_.group_end();
+    }
+    Group(const Group&) = delete;
+    Group& operator=(const Group&) = delete;
+    ncclResult_t end() {
+      open_ = false;
+      return nccl_.group_end();
+    }
+
+   private:
+    const NcclLibrary& nccl_;
+    bool open_ = true;
+  };
+
   // One group of calls on a stream, with an event behind it that the watch looks at.
   template <class Body>
   void group(const char* what, StreamRef stream, const Body& body) {
     require(stream != StreamRef(), "ranks with GPUs give their calls to a stream, and none was passed");
-    const std::scoped_lock lock(mutex_);
+    std::unique_lock lock(mutex_);
     require_unbroken();
     check_nccl(nccl_.group_start(), what);
+    Group open(nccl_);
     body();
-    check_nccl(nccl_.group_end(), what);
-    settle(what);
+    check_nccl(open.end(), what);
+    settle(what, lock);
     Issued issued{take_event(), current(Channel::verbs), steady_ns()};
     cuda::check_code(cudaEventRecord(issued.event, native(stream)), "recording an event");
     issued_.push_back(issued);
@@ -210,11 +233,16 @@ class NcclCommunicator final : public StoreCommunicator {
     cudaGetLastError();  // "not ready" must not be reported by the next launch
   }
 
-  // Until NCCL has taken what it was given, without waiting inside it.
-  void settle(const char* what) {
+  // Until NCCL has taken what it was given, without waiting inside it, or until this rank has failed. Between looks
+  // the lock is open to the watch, which may break off what is waited for.
+  void settle(const char* what, std::unique_lock<std::mutex>& lock) {
     const std::int64_t since = steady_ns(), limit = static_cast<std::int64_t>(options().timeout.value * 1e9);
     Patience patience;
     while (true) {
+      require_unbroken();
+      if (failed())
+        throw RankError(
+            fmt::format("rank {} of {} waits for NCCL at {} no longer: it has failed", rank(), size(), what));
       ncclResult_t state = ncclSuccess;
       check_nccl(nccl_.async_error(comm_, &state), what);
       if (state == ncclSuccess) return;
@@ -222,12 +250,15 @@ class NcclCommunicator final : public StoreCommunicator {
       if (steady_ns() - since > limit)
         throw RankError(fmt::format("rank {} of {} has waited {} s for NCCL at {}: another rank does not come to it",
                                     rank(), size(), options().timeout.value, what));
+      lock.unlock();
       patience.pause();
+      lock.lock();
     }
   }
   void settle_quietly() noexcept {
     try {
-      settle("ending");
+      std::unique_lock lock(mutex_);
+      settle("ending", lock);
     } catch (const std::exception& error) {
       fail(error.what());
     }
@@ -240,7 +271,7 @@ class NcclCommunicator final : public StoreCommunicator {
                                 nccl_.last_error(comm_)));
   }
   void require_unbroken() const {
-    if (aborted_) throw RankError("NCCL's work was broken off: " + broken_);
+    if (!broken_.empty()) throw RankError("NCCL's work was broken off: " + broken_);
   }
 
   // Ends the work on the device that waits for ranks which will not come; their streams go on.
@@ -249,13 +280,27 @@ class NcclCommunicator final : public StoreCommunicator {
     std::unique_lock lock(mutex_);
     while (!changed_.wait_for(lock, kWatch, [&] { return ending_; })) {
       if (aborted_) continue;
-      broken_ = why_broken();
-      if (broken_.empty()) continue;
+      std::string why = why_broken();
+      if (why.empty() && !leaving_) {
+        lock.unlock();  // a store may take its time
+        why = failure_elsewhere();
+        lock.lock();
+        if (leaving_) why.clear();  // end_together() looks for itself, and the store goes when it is through
+      }
+      if (why.empty()) continue;
+      broken_ = why;
+      lock.unlock();
+      fail(why);  // before NCCL breaks off: who waited for it finds the reason
+      lock.lock();
       aborted_ = true;
       nccl_.abort(comm_);
-      lock.unlock();
-      fail(broken_);
-      lock.lock();
+    }
+  }
+  std::string failure_elsewhere() {
+    try {
+      return announced_failure();
+    } catch (const std::exception& error) {
+      return error.what();
     }
   }
   std::string why_broken() {
@@ -280,7 +325,7 @@ class NcclCommunicator final : public StoreCommunicator {
   std::deque<Issued> issued_;
   std::vector<cudaEvent_t> idle_;
   std::string broken_;
-  bool ending_ = false, aborted_ = false;
+  bool leaving_ = false, ending_ = false, aborted_ = false;
   std::thread watch_;
 };
 

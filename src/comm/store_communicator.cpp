@@ -38,6 +38,13 @@ void StoreCommunicator::require_no_failure(Channel channel) {
   if (const auto found = store_.find(key("failed"))) require_agreement(current(channel), header_in(*found, 0), channel);
 }
 
+std::string StoreCommunicator::announced_failure() {
+  const auto found = store_.find(key("failed"));
+  if (!found) return {};
+  const CallHeader theirs = header_in(*found, 0);
+  return fmt::format("rank {} failed: {}", theirs.rank, theirs.note.data());
+}
+
 template <class Taken>
 void StoreCommunicator::wait_for_all(Channel channel, char phase, const Taken& taken) {
   std::vector<int> missing;

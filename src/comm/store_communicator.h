@@ -24,6 +24,9 @@ class StoreCommunicator : public CheckedCommunicator {
   /// To be called by the heir's destructor, in place of end_orderly(): ranks meet, and rank 0, which may serve the
   /// store, leaves last. Returns whether this went well.
   bool end_together() noexcept;
+  /// What a rank announced last of its failure; empty where none has failed. Threads: any. Throws: RankError where the
+  /// store does not answer.
+  std::string announced_failure();
   /// A value that rank 0 makes, on all ranks.
   std::vector<std::byte> share(const std::string& name, std::span<const std::byte> of_rank_0);
 

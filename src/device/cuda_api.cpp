@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/cuda_api.h"
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
@@ -30,6 +31,28 @@ int numa_node_of(int ordinal) {
   std::ifstream file("/sys/bus/pci/devices/" + name + "/numa_node");
   int node = -1;
   return file >> node ? node : -1;
+}
+
+// Of the driver's library, which is not linked: programs run without one. Null where the driver has none.
+decltype(&cuDevicePrimaryCtxGetState) find_context_state() {
+  void* found = nullptr;
+#if CUDART_VERSION >= 12050
+  const cudaError_t error =
+      cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &found, 7000, cudaEnableDefault);
+#else
+  const cudaError_t error = cudaGetDriverEntryPoint("cuDevicePrimaryCtxGetState", &found, cudaEnableDefault);
+#endif
+  if (error == cudaSuccess) return reinterpret_cast<decltype(&cuDevicePrimaryCtxGetState)>(found);
+  cudaGetLastError();  // else the next launch would report it
+  return nullptr;
+}
+
+/// Whether this process has work or memory on a GPU, as far as can be found out: else to choose it would take some.
+bool may_be_in_use(int ordinal) {
+  static const auto state = find_context_state();
+  unsigned flags = 0;
+  int active = 0;
+  return state == nullptr || state(ordinal, &flags, &active) != CUDA_SUCCESS || active != 0;
 }
 
 class Device final : public cuda::CudaDevice {
@@ -103,13 +126,13 @@ std::string why_no_gpu(int ordinal) {
 
 namespace cuda {
 
-DeviceGuard::DeviceGuard(int ordinal) {
+DeviceGuard::DeviceGuard(int ordinal) : ordinal_(ordinal) {
   check_code(cudaGetDevice(&before_), "asking for the current device");
   check_code(cudaSetDevice(ordinal), "choosing a device");
 }
 
 DeviceGuard::~DeviceGuard() {
-  cudaSetDevice(before_);
+  if (before_ == ordinal_ || may_be_in_use(before_)) cudaSetDevice(before_);
 }
 
 GpuInfo describe_gpu(int ordinal) {

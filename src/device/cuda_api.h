@@ -21,7 +21,8 @@ class CudaDevice : public StreamDevice {
 /// Throws: InvalidArgument as find_gpu.
 std::shared_ptr<CudaDevice> make_cuda_device(int ordinal);
 
-/// Makes a GPU the calling thread's while it lives; then the one before is put back, which is another's affair.
+/// Makes a GPU the calling thread's while it lives; then the one before is put back, which is another's affair. One
+/// that this process has not used is not: since CUDA 12 that alone takes memory there, of every rank on GPU 0.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int ordinal);
@@ -30,7 +31,7 @@ class DeviceGuard {
   DeviceGuard& operator=(const DeviceGuard&) = delete;
 
  private:
-  [[maybe_unused]] int before_ = 0;  // builds without CUDA have nothing to put back
+  [[maybe_unused]] int ordinal_ = 0, before_ = 0;  // builds without CUDA have nothing to put back
 };
 
 /// CUDA's default stream by its other name, which is not null: what StreamRef calls a framework's null stream.

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -6,6 +8,7 @@
 #include <utility>
 
 #include "lane/op_runner.h"
+#include "spillway/core/error.h"
 #include "spillway/lane/lane.h"
 #include "spillway/lane/stream_lane.h"
 
@@ -16,9 +19,16 @@ class ThreadLane final : public Lane {
  public:
   /// `events` with a stream, or neither.
   ThreadLane(std::string name, LinkModel link, LaneContext context, StreamRef stream, EventPool* events)
-      : Lane(name), stream_(stream), events_(events), runner_(name, link, std::move(context), events), worker_([this] {
-          work();
-        }) {}
+      : Lane(name), stream_(stream), events_(events), runner_(name, link, std::move(context), events) {
+    try {
+      worker_ = std::thread([this] { work(); });
+    } catch (const std::exception& error) {
+      throw Error(
+          fmt::format("the system started no thread for the lane \"{}\" ({}); expected one: raise the limit of "
+                      "processes (ulimit -u, or a container's), or run fewer threads",
+                      name, error.what()));
+    }
+  }
 
   ~ThreadLane() override {
     {

@@ -2,13 +2,14 @@
 #include "spillway/lane/thread_team.h"
 
 #include <fmt/format.h>
-#include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <exception>
 #include <mutex>
 #include <thread>
 
+#include "lane/affinity.h"
 #include "spillway/core/error.h"
 
 namespace spillway {
@@ -33,15 +34,6 @@ void wait_for_change(const std::atomic<int>& value, int old, int looks) {
     relax();
   }
   value.wait(old, std::memory_order_acquire);
-}
-
-/// Keeps the calling thread on one processor. False where the system does not let it.
-bool stay_on(int core) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (core < 0 || core >= CPU_SETSIZE) return false;
-  CPU_SET(core, &set);
-  return sched_setaffinity(0, sizeof set, &set) == 0;
 }
 
 }  // namespace
@@ -87,6 +79,26 @@ struct ThreadTeam::Impl {
     round.notify_all();
   }
 
+  void start(int threads) {
+    workers.reserve(static_cast<std::size_t>(threads) - 1);
+    try {
+      for (int member = 1; member < threads; ++member) workers.emplace_back([this, member] { work(member); });
+    } catch (const std::exception& error) {
+      const std::size_t started = workers.size();
+      end();
+      throw Error(
+          fmt::format("a team of {} threads was asked for, of which the system started {} ({}); expected all: "
+                      "raise the limit of processes (ulimit -u, or a container's), or ask for fewer threads",
+                      threads, started + 1, error.what()));
+    }
+  }
+
+  void end() {
+    ending.store(true, std::memory_order_release);
+    begin_round();
+    for (std::thread& worker : workers) worker.join();
+  }
+
   void move_caller() {
     if (cores.empty() || caller == std::this_thread::get_id()) return;
     stay_on(cores[0]);
@@ -101,10 +113,9 @@ void check_cores(int threads, const std::vector<int>& cores) {
   if (cores.empty()) return;
   require(static_cast<int>(cores.size()) == threads,
           fmt::format("{} cores were given for {} threads; each needs one", cores.size(), threads));
-  cpu_set_t allowed;
-  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+  const std::vector<int> allowed = allowed_processors();
   for (int core : cores) {
-    require(core >= 0 && core < CPU_SETSIZE && CPU_ISSET(core, &allowed),
+    require(allowed.empty() || std::ranges::binary_search(allowed, core),
             fmt::format("processor {} is not among those that this thread may use", core));
   }
 }
@@ -114,16 +125,11 @@ void check_cores(int threads, const std::vector<int>& cores) {
 ThreadTeam::ThreadTeam(int threads, std::vector<int> cores) : impl_(std::make_unique<Impl>()) {
   check_cores(threads, cores);
   impl_->cores = std::move(cores);
-  impl_->workers.resize(static_cast<std::size_t>(threads) - 1);
-  for (std::size_t i = 0; i < impl_->workers.size(); ++i) {
-    impl_->workers[i] = std::thread([impl = impl_.get(), i] { impl->work(static_cast<int>(i) + 1); });
-  }
+  impl_->start(threads);
 }
 
 ThreadTeam::~ThreadTeam() {
-  impl_->ending.store(true, std::memory_order_release);
-  impl_->begin_round();
-  for (std::thread& worker : impl_->workers) worker.join();
+  impl_->end();
 }
 
 int ThreadTeam::threads() const {

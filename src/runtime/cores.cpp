@@ -2,7 +2,6 @@
 #include "spillway/runtime/cores.h"
 
 #include <fmt/format.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <charconv>
@@ -10,6 +9,8 @@
 #include <map>
 #include <set>
 
+#include "lane/affinity.h"
+#include "runtime/control_groups.h"
 #include "spillway/core/error.h"
 
 namespace spillway {
@@ -41,16 +42,6 @@ std::vector<int> list_in(const fs::path& file) {
   } catch (const Error&) {
     return {};
   }
-}
-
-std::vector<int> allowed_by_system() {
-  std::vector<int> processors;
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) != 0) return {0};
-  for (int i = 0; i < CPU_SETSIZE; ++i) {
-    if (CPU_ISSET(i, &set)) processors.push_back(i);
-  }
-  return processors;
 }
 
 std::map<int, int> nodes_by_processor(const fs::path& root) {
@@ -93,36 +84,13 @@ double quota_in(const fs::path& folder) {
   return processors_of_quota(first_line(folder / "cpu.cfs_quota_us"), period);
 }
 
-/// The smallest limit of the groups from `group` up to the top of `mount`.
-double tightest(const fs::path& mount, fs::path group) {
-  double least = 0;
-  while (true) {
-    const double limit = quota_in(mount / group.relative_path());
-    if (limit > 0 && (least == 0 || limit < least)) least = limit;
-    if (group.relative_path().empty()) return least;
-    group = group.parent_path();
-  }
-}
-
 /// A container's limit in whole processors, at least one; 0 where there is none. Both versions of control groups.
 int container_limit(const fs::path& root) {
   double least = 0;
-  const auto look = [&](const fs::path& mount, const fs::path& group) {
-    const double limit = tightest(root / mount, group);
+  for (const fs::path& group : control_groups(root, "cpu")) {
+    const double limit = quota_in(group);
     if (limit > 0 && (least == 0 || limit < least)) least = limit;
-  };
-  std::ifstream groups(root / "proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {  // "0::/path" or "4:cpu,cpuacct:/path"
-    const std::size_t first = line.find(':'), second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string controllers = fmt::format(",{},", line.substr(first + 1, second - first - 1));
-    const std::string path = line.substr(second + 1);
-    if (controllers == ",,") look("sys/fs/cgroup", path);
-    if (controllers.find(",cpu,") == std::string::npos) continue;
-    look("sys/fs/cgroup/cpu", path);
-    look("sys/fs/cgroup/cpu,cpuacct", path);
   }
-  look("sys/fs/cgroup", "/");
   return least > 0 ? std::max(1, static_cast<int>(least)) : 0;
 }
 
@@ -132,11 +100,13 @@ std::string joined(const std::vector<int>& processors) {
 
 // ---- the share of one process --------------------------------------------------------------------
 
-std::vector<Core> share_of(const std::vector<Core>& cores, const CoreRequest& request) {
-  const auto size = static_cast<std::int64_t>(cores.size());
+/// Equal parts of what the processes of a host share, this one's.
+template <class Item>
+std::vector<Item> part_of(const std::vector<Item>& all, const CoreRequest& request) {
+  const auto size = static_cast<std::int64_t>(all.size());
   const std::int64_t begin = size * request.local_rank / request.local_size;
   const std::int64_t end = size * (request.local_rank + 1) / request.local_size;
-  return {cores.begin() + begin, cores.begin() + end};
+  return {all.begin() + begin, all.begin() + end};
 }
 
 /// The cores of the node that has most of them.
@@ -154,6 +124,15 @@ CorePlan anywhere(int threads, const std::string& why) {
   return {threads, {}, fmt::format("{} {} anywhere: {}", threads, threads == 1 ? "thread" : "threads", why)};
 }
 
+/// Threads of processes that have less than a core each, as far as is seen here. They inherit what the process is bound
+/// to, and only the system can spread them over it: where a container rather than the launcher bound all processes to
+/// the same cores, each would choose the same of them.
+CorePlan among_the_allowed(int threads, bool bound, const CoreRequest& request, const HostCores& host) {
+  const std::string cores = fmt::format("{} {}", host.cores.size(), host.cores.size() == 1 ? "core" : "cores");
+  if (!bound) return anywhere(threads, fmt::format("{} processes share {}", request.local_size, cores));
+  return anywhere(threads, fmt::format("this process is bound to {}", cores));
+}
+
 CorePlan on_processors(std::vector<int> processors, const std::string& where) {
   const int threads = static_cast<int>(processors.size());
   const std::string text = fmt::format("{} {} on {} {}{}", threads, threads == 1 ? "thread" : "threads",
@@ -162,13 +141,20 @@ CorePlan on_processors(std::vector<int> processors, const std::string& where) {
 }
 
 CorePlan on_given(const CoreRequest& request) {
-  std::vector<int> processors = parse_processors(request.cores);
-  const int threads = request.threads > 0 ? request.threads : static_cast<int>(processors.size());
-  require(threads <= static_cast<int>(processors.size()),
-          fmt::format("{} optimizer threads were asked for, and cores \"{}\" for them, which are {}; give as many or "
-                      "more cores, or fewer threads",
-                      threads, request.cores, processors.size()));
-  processors.resize(static_cast<std::size_t>(threads));
+  const std::vector<int> listed = parse_processors(request.cores);
+  const auto count = static_cast<std::int64_t>(listed.size());
+  const std::int64_t needed = static_cast<std::int64_t>(std::max(1, request.threads)) * request.local_size;
+  const std::string of_each =
+      request.local_size == 1 ? "" : fmt::format(" in each of the {} processes of this host", request.local_size);
+  require(needed <= count || request.threads == 0,
+          fmt::format("{} optimizer threads were asked for{}, and cores \"{}\" for them, which are {}; expected at "
+                      "least {}: give more cores, or fewer threads",
+                      request.threads, of_each, request.cores, count, needed));
+  require(needed <= count, fmt::format("cores \"{}\" were asked for, which are {}; expected at least {}: the {} "
+                                       "processes of this host share them, each with its own",
+                                       request.cores, count, needed, request.local_size));
+  std::vector<int> processors = part_of(listed, request);
+  if (request.threads > 0) processors.resize(static_cast<std::size_t>(request.threads));
   return on_processors(std::move(processors), " as asked for");
 }
 
@@ -199,11 +185,15 @@ std::vector<int> parse_processors(const std::string& text) {
 }
 
 HostCores read_host_cores(const fs::path& root, const std::optional<std::vector<int>>& allowed) {
-  const std::vector<int> processors = allowed ? *allowed : allowed_by_system();
+  std::vector<int> processors = allowed ? *allowed : allowed_processors();
+  if (processors.empty()) processors = {0};
   const std::map<int, int> nodes = nodes_by_processor(root);
   std::map<int, int> first_of_core;  // by the core's lowest processor, which this process need not be allowed
   for (int processor : processors) first_of_core.emplace(core_of(root, processor), processor);
-  HostCores host{{}, static_cast<int>(processors.size()), container_limit(root)};
+  HostCores host{{},
+                 static_cast<int>(processors.size()),
+                 container_limit(root),
+                 static_cast<int>(list_in(root / "sys/devices/system/cpu/online").size())};
   for (const auto& [core, processor] : first_of_core) {
     const auto node = nodes.find(processor);
     host.cores.push_back({processor, node == nodes.end() ? 0 : node->second});
@@ -217,10 +207,14 @@ CorePlan plan_cores(const CoreRequest& request, const HostCores& host) {
           fmt::format("process {} of {} on this host makes no sense", request.local_rank, request.local_size));
   require(request.threads >= 0, fmt::format("{} optimizer threads were asked for", request.threads));
   if (!request.cores.empty() && request.cores != "any") return on_given(request);
-  const std::vector<Core> share = share_of(host.cores, request);
-  const std::vector<Core> node = largest_node(share);
+  // A launcher may have bound each process to a few cores of its own, which are then no others' to share.
+  const bool crowded = static_cast<int>(host.cores.size()) < request.local_size;
+  const bool bound = crowded && host.processors < host.online;
+  const std::vector<Core> share = bound ? host.cores : part_of(host.cores, request);
   const int threads = request.threads > 0 ? request.threads : default_threads(share, request, host);
   if (request.cores == "any") return anywhere(threads, "as asked for");
+  if (crowded) return among_the_allowed(threads, bound, request, host);
+  const std::vector<Core> node = largest_node(share);
   // Threads beyond one node go over all cores of the share rather than two to a core.
   const std::vector<Core>& from = threads <= static_cast<int>(node.size()) ? node : share;
   if (threads > static_cast<int>(from.size())) {

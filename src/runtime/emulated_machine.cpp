@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
-#include <fstream>
 #include <string>
 
 #include "runtime/device_work.h"
@@ -99,20 +97,6 @@ std::unique_ptr<Machine> make_emulated_machine(MachineOptions options) {
 std::unique_ptr<Machine> make_machine(MachineOptions options) {
   if (options.device.kind == DeviceConfig::Kind::cuda) return make_cuda_machine(options);
   return make_emulated_machine(std::move(options));
-}
-
-std::optional<Bytes> available_host_memory() {
-  std::optional<Bytes> available;
-  std::ifstream system("/proc/meminfo");
-  for (std::string line; std::getline(system, line);) {
-    long long kibibytes = 0;
-    if (std::sscanf(line.c_str(), "MemAvailable: %lld kB", &kibibytes) == 1) available = Bytes{kibibytes * 1024};
-  }
-  std::int64_t limit = 0, used = 0;
-  std::ifstream max("/sys/fs/cgroup/memory.max"), current("/sys/fs/cgroup/memory.current");
-  if (available && max >> limit && current >> used)
-    available = std::min(*available, Bytes{std::max<std::int64_t>(0, limit - used)});
-  return available;
 }
 
 int available_cores() {

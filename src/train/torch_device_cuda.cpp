@@ -45,7 +45,8 @@ TorchDeviceScope::TorchDeviceScope(const DeviceConfig& config) {
 TorchDeviceScope::~TorchDeviceScope() {
   if (before_ < 0) return;
   try {
-    c10::cuda::set_device(static_cast<c10::DeviceIndex>(before_));
+    // Puts it back at its next use where this process has not used it: until then it takes no memory there.
+    static_cast<void>(c10::cuda::MaybeSetDevice(static_cast<c10::DeviceIndex>(before_)));
   } catch (const std::exception&) {  // a GPU that fails here has failed before, where it was reported
   }
 }

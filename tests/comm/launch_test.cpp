@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 #include "spillway/core/error.h"
 #include "support/contains.h"
 
@@ -118,6 +120,19 @@ TEST(Launch, TheLauncherNearestToTheProcessCounts) {
   variables = mpirun("1", "2");
   add(variables, srun("5", "8", "2(x4)"));
   EXPECT_EQ(read_launch(variables).launcher, Launcher::mpirun);
+}
+
+TEST(Launch, ALauncherThatIsNotKnownIsRefused) {
+  const Variables hydra = {{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "4"}};
+  EXPECT_TRUE(contains(error_of(hydra), {"PMI_SIZE says that 4 processes", "torchrun, srun or Open MPI's mpirun"}));
+  EXPECT_EQ(read_launch({{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}}).size, 1);
+  for (Variables known : {srun("5", "8", "2(x4)"), mpirun("1", "2"), torchrun("1", "2")}) {  // srun sets PMI_SIZE too
+    add(known, hydra);
+    EXPECT_EQ(error_of(known), "no error");
+  }
+  ASSERT_EQ(::setenv("PMI_SIZE", "3", 1), 0);
+  EXPECT_EQ(launch_variables()["PMI_SIZE"], "3");
+  ::unsetenv("PMI_SIZE");
 }
 
 TEST(Launch, AHalfSetEnvironmentIsRefusedByName) {

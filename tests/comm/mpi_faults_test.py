@@ -62,6 +62,10 @@ class Ranks(unittest.TestCase):
         self.assertEqual(status, 0, output)
         self.assertNotIn("comm_rank:", output)
 
+    def test_a_program_may_end_mpi_itself(self):
+        status, output, _ = self.launch(2, "finalize")
+        self.assertEqual(status, 0, output)
+
     def test_a_killed_rank_ends_the_run(self):
         for rank, calls in ((0, 0), (1, 7), (2, 20)):
             with self.subTest(rank=rank):

@@ -6,7 +6,9 @@
 //   place       prints the rank's place
 //   kill, stop  RANK gets the signal        throw  it throws       other  it makes another call
 //   end         it ends early               exit   it leaves without a word, with status 0
+//   finalize    ends MPI itself, after a communicator's end
 // Environment: none of its own; the timeout of ranks is 4 s.
+#include <mpi.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -87,6 +89,9 @@ int run(int argc, char** argv) {
     verbs(launch);
   } else if (scenario == "place") {
     show_place(launch);
+  } else if (scenario == "finalize") {
+    make_host_communicator(launch)->barrier({"before MPI ends"});
+    MPI_Finalize();
   } else {
     rounds(launch, scenario, argc > 2 ? std::atoi(argv[2]) : -1, argc > 3 ? std::atoi(argv[3]) : 0);
   }

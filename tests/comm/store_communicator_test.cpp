@@ -56,6 +56,7 @@ class StoreRank final : public StoreCommunicator {
   }
   ~StoreRank() override { end_together(); }
   std::string_view transport() const override { return "store"; }
+  using StoreCommunicator::announced_failure;
 
  private:
   void carry(Channel, std::span<const Send>, std::span<const Receive>, StreamRef) override {}
@@ -142,6 +143,15 @@ TEST(StoreCommunicator, TimesOutNamingTheMissing) {
       },
       options);
   EXPECT_TRUE(contains(errors[0], {"rank 0 of 2 has waited ", "barrier \"step\" [4]", "for rank 1"}));
+}
+
+TEST(StoreCommunicator, AFailureIsSeenByWhoeverAsks) {
+  MapStore store;
+  StoreRank other(0, 2, store, {});
+  StoreRank failing(1, 2, store, {});
+  EXPECT_EQ(other.announced_failure(), "");
+  failing.fail("no memory is left");
+  EXPECT_EQ(other.announced_failure(), "rank 1 failed: no memory is left");
 }
 
 }  // namespace

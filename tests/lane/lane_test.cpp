@@ -2,14 +2,22 @@
 #include "spillway/lane/lane.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
 #include <stdexcept>
 #include <thread>
 #include <vector>
 
+#include "spillway/core/error.h"
 #include "spillway/lane/thread_team.h"
+#include "support/process_memory.h"
 
 namespace spillway {
 namespace {
@@ -152,6 +160,46 @@ TEST(ThreadTeam, HandsOnTheFirstErrorAndGoesOn) {
   std::atomic<std::int64_t> sum = 0;
   team.parallel_for(10, [&](std::int64_t begin, std::int64_t end) { sum += end - begin; });
   EXPECT_EQ(sum, 10);
+}
+
+// ---- threads that the system does not start ------------------------------------------------------------------------
+
+/// Leaves the process addresses for a few threads with stacks of `stack` bytes, and none at all for larger ones.
+void limit_addresses(std::size_t stack) {
+  std::int64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  const auto bytes = static_cast<rlim_t>(pages * ::getpagesize() + (std::int64_t{256} << 20));
+  const rlimit limit{bytes, bytes};
+  pthread_attr_t attributes;
+  if (setrlimit(RLIMIT_AS, &limit) != 0 || pthread_attr_init(&attributes) != 0 ||
+      pthread_attr_setstacksize(&attributes, stack) != 0 || pthread_setattr_default_np(&attributes) != 0) {
+    std::_Exit(3);
+  }
+}
+
+/// In a process of its own: says the error and ends with 0.
+template <class Body>
+void expect_error(std::size_t stack, const Body& body) {
+  limit_addresses(stack);
+  try {
+    body();
+  } catch (const Error& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    std::_Exit(0);
+  }
+  std::_Exit(2);
+}
+
+TEST(ThreadTeam, EndsWhatItStartedWhereTheSystemStartsNoMore) {
+  if (!test::kProcessMemoryIsMeasurable) GTEST_SKIP() << "a sanitizer needs all addresses";
+  EXPECT_EXIT(expect_error(std::size_t{64} << 20, [] { ThreadTeam team(500); }), testing::ExitedWithCode(0),
+              "a team of 500 threads was asked for, of which the system started [2-5] .*expected all");
+}
+
+TEST(Lane, NamesItselfWhereTheSystemStartsNoThread) {
+  if (!test::kProcessMemoryIsMeasurable) GTEST_SKIP() << "a sanitizer needs all addresses";
+  EXPECT_EXIT(expect_error(std::size_t{1} << 30, [] { static_cast<void>(lane("upload")); }), testing::ExitedWithCode(0),
+              "started no thread for the lane \"upload\"");
 }
 
 }  // namespace

@@ -5,9 +5,7 @@
 
 #include <gtest/gtest.h>
 #include <sched.h>
-#include <unistd.h>
 
-#include <fstream>
 #include <numeric>
 #include <set>
 #include <thread>
@@ -17,29 +15,15 @@
 #include "spillway/core/error.h"
 #include "spillway/lane/thread_team.h"
 #include "spillway/runtime/machine.h"
+#include "support/contains.h"
+#include "support/host_folder.h"
 
 namespace spillway {
 namespace {
 
-namespace fs = std::filesystem;
-
 /// A host with its topology and limits below a folder of its own.
-class Host {
+class Host : public test::HostFolder {
  public:
-  Host() {
-    const auto* info = testing::UnitTest::GetInstance()->current_test_info();
-    root_ = fs::temp_directory_path() / ("spillway_cores_" + std::string(info->name()) + std::to_string(::getpid()));
-    fs::remove_all(root_);
-    fs::create_directories(root_);
-  }
-  ~Host() { fs::remove_all(root_); }
-  Host(const Host&) = delete;
-  Host& operator=(const Host&) = delete;
-
-  void write(const fs::path& file, const std::string& text) {
-    fs::create_directories((root_ / file).parent_path());
-    std::ofstream(root_ / file) << text << "\n";
-  }
   /// `cores` a node, each with a second thread whose number is higher by the number of all cores.
   void make_cores(int nodes, int cores) {
     const int all = nodes * cores;
@@ -57,11 +41,10 @@ class Host {
     std::iota(allowed_.begin(), allowed_.end(), 0);
   }
   void allow(std::vector<int> processors) { allowed_ = std::move(processors); }
-  HostCores read() const { return read_host_cores(root_, allowed_); }
+  HostCores read() const { return read_host_cores(root(), allowed_); }
   CorePlan plan(const CoreRequest& request = {}) const { return plan_cores(request, read()); }
 
  private:
-  fs::path root_;
   std::vector<int> allowed_{0};
 };
 
@@ -152,6 +135,45 @@ TEST(Cores, ChoicesOfTheUserComeFirst) {
   for (const char* bad : {"x", "1-", "-1", "3-1", "1,,2", "99999999999", "1;2"}) {
     EXPECT_THROW(host.plan({.cores = bad}), InvalidArgument) << bad;
   }
+}
+
+TEST(Cores, AListIsSharedOutToTheProcessesOfAHost) {
+  Host host;
+  host.make_cores(1, 8);
+  const auto of = [&](int rank, int size, int threads) {
+    return host.plan({.threads = threads, .cores = "0-3,6", .local_rank = rank, .local_size = size}).processors;
+  };
+  EXPECT_EQ(of(0, 2, 0), (Processors{0, 1}));
+  EXPECT_EQ(of(1, 2, 0), (Processors{2, 3, 6}));
+  EXPECT_EQ(of(1, 2, 2), (Processors{2, 3}));
+  EXPECT_EQ(of(4, 5, 1), (Processors{6}));
+  const auto refusal = [&](int size, int threads) {
+    try {
+      of(0, size, threads);
+    } catch (const InvalidArgument& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_TRUE(test::contains(refusal(2, 3), {"3 optimizer threads were asked for in each of the 2 processes",
+                                             "\"0-3,6\"", "which are 5; expected at least 6"}));
+  EXPECT_TRUE(test::contains(refusal(6, 0), {"\"0-3,6\"", "which are 5; expected at least 6: the 6 processes"}));
+}
+
+TEST(Cores, ProcessesThatALauncherBoundUseWhatTheyMay) {
+  Host host;
+  host.make_cores(1, 16);
+  host.allow({4, 5, 6, 7, 20, 21, 22, 23});
+  const CoreRequest request{.local_rank = 0, .local_size = 5};
+  const CorePlan crowded = host.plan(request);
+  EXPECT_EQ(crowded.threads, 1);
+  EXPECT_EQ(crowded.description, "1 thread anywhere: 5 processes share 4 cores");
+  host.write("sys/devices/system/cpu/online", "0-31");
+  const CorePlan bound = host.plan(request);
+  EXPECT_EQ(bound.threads, 2) << "half of what they may use";
+  EXPECT_TRUE(bound.processors.empty()) << "they inherit it";
+  EXPECT_EQ(bound.description, "2 threads anywhere: this process is bound to 4 cores");
+  EXPECT_EQ(host.plan({.local_rank = 1, .local_size = 4}).processors, (Processors{5})) << "a core for each";
 }
 
 TEST(Cores, MoreThreadsThanCoresRunAnywhere) {

@@ -34,7 +34,7 @@ Variables launch_variables();
 /// Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE (torchrun), OMPI_COMM_WORLD_* (mpirun) or SLURM_* (srun), and
 /// MASTER_ADDR and MASTER_PORT. The launcher nearest to the process counts: torchrun started by srun is torchrun.
 /// Without any, one rank. Throws: InvalidArgument naming the variable that is missing, no number, out of range, or says
-/// something else than another's.
+/// something else than another's, and where none is set but PMI_SIZE counts several processes of another launcher.
 Launch read_launch(const Variables& variables);
 
 /// Ranks of host processes: MPI, or one rank. Throws: InvalidArgument for torchrun, which starts no MPI, with more than

@@ -86,6 +86,7 @@ struct LaneContext {
 
 /// A lane with a thread of its own. After an op's body it sleeps until the modelled link would have carried the op's
 /// bytes, so that copies overlap with compute as they would on a device, without using a core.
+/// Throws: Error where the system does not start the thread.
 std::unique_ptr<Lane> make_thread_lane(std::string name, LinkModel link, LaneContext context);
 
 /// The compute lane of the emulated device: ops run at once on the submitting thread, in LibTorch's order.

@@ -12,12 +12,13 @@ namespace spillway {
 /// alone; kernels are such that slices change no bit.
 class ThreadTeam {
  public:
-  /// `threads` counts the caller of parallel_for: one makes no thread at all. Throws: InvalidArgument below one.
+  /// `threads` counts the caller of parallel_for: one makes no thread at all. Throws: InvalidArgument below one,
+  /// Error where the system does not start them all.
   explicit ThreadTeam(int threads) : ThreadTeam(threads, {}) {}
   /// Threads that stay on processors `cores`, one each, and wait for a moment awake before they sleep. The thread that
   /// calls parallel_for is the first of them: it is moved at its first call, for good. None given: threads run
   /// anywhere. Throws: InvalidArgument below one thread, where `cores` are not as many as threads, or where one may not
-  /// be used.
+  /// be used; Error where the system does not start them all.
   ThreadTeam(int threads, std::vector<int> cores);
   /// Ends the threads.
   ~ThreadTeam();

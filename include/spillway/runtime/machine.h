@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -88,7 +89,9 @@ std::unique_ptr<Machine> make_machine(MachineOptions options);
 /// Cores this process may use: its affinity, and a container's CPU limit. At least one.
 int available_cores();
 
-/// Host memory this process may still take: what the system has left, and a container's limit. Empty where unknown.
-std::optional<Bytes> available_host_memory();
+/// Host memory this process may still take: what the system has left, and what the limits of its control groups leave,
+/// where cached files count as free. Reads below `root` (tests give one of their own). Empty where the system does not
+/// say.
+std::optional<Bytes> available_host_memory(const std::filesystem::path& root = "/");
 
 }  // namespace spillway
