@@ -270,6 +270,15 @@ std::int64_t steps_left(const Options& o, const spillway::DataLoader& loader, st
   return std::max<std::int64_t>(0, std::llround(std::ceil(left / rows_a_step)));
 }
 
+void print_job(const spillway::CausalLM& model, const spillway::DataLoader& loader, std::int64_t length,
+               std::int64_t steps, const Config& config, const Options& o) {
+  std::printf("training %s: %lld rows of %lld tokens, %lld steps of %lld x %lld rows, schedule %s\n",
+              std::string(to_string(model.config().family)).c_str(), static_cast<long long>(loader.rows()),
+              static_cast<long long>(length), static_cast<long long>(steps),
+              static_cast<long long>(config.accumulation), static_cast<long long>(o.batch_size),
+              config.schedule.c_str());
+}
+
 int run(const Options& o) {
   finetune::check_lora_flags(o);
   if (o.dry_run) return dry_run(o);
@@ -293,7 +302,6 @@ int run(const Options& o) {
   probe_outputs(o);
   finetune::require_checkpoints_of_its_own(o);
   check_inputs(o, data, eval_data, shape.vocabulary);
-
   // A folder's weights go straight to where the engine keeps them, one tensor at a time.
   const bool from_folder = o.init.empty();
   const auto model = from_folder ? spillway::empty_causal_lm(shape) : spillway::make_causal_lm(shape, o.seed);
@@ -311,11 +319,7 @@ int run(const Options& o) {
   const std::int64_t done = checkpoints.resume();
   if (done > 0 && o.epochs > 0) steps = done + steps_left(o, loader, config.accumulation);
   spillway::MetricsLog log(o.launch.rank == 0 ? o.log : "", done);
-  std::printf("training %s: %lld rows of %lld tokens, %lld steps of %lld x %lld rows, schedule %s\n",
-              std::string(to_string(model->config().family)).c_str(), static_cast<long long>(data.rows()),
-              static_cast<long long>(data.length()), static_cast<long long>(steps),
-              static_cast<long long>(config.accumulation), static_cast<long long>(o.batch_size),
-              config.schedule.c_str());
+  print_job(*model, loader, data.length(), steps, config, o);
 
   if (done == 0) print_evaluation("before training", *model, eval_data, o, engine);
   model->train();
