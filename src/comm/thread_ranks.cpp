@@ -24,6 +24,7 @@ struct Offer {
 // A place where all ranks of one order meet, any number of times.
 struct Board {
   std::vector<std::int64_t> arrived;               // meetings, by rank
+  std::vector<std::int64_t> gave_up;               // the last meeting at which a rank's patience ended, by rank
   std::array<std::vector<CallHeader>, 2> headers;  // from rank i to j at i * n + j; in turns
   std::vector<Offer> offers;
 };
@@ -37,6 +38,7 @@ class World {
     const auto n = static_cast<std::size_t>(size);
     for (Board& board : boards_) {
       board.arrived.resize(n);
+      board.gave_up.resize(n);
       board.offers.resize(n);
       for (auto& headers : board.headers) headers.resize(n * n);
     }
@@ -59,7 +61,11 @@ class World {
       if (!why.empty() || std::chrono::steady_clock::now() >= until) {
         --board.arrived[static_cast<std::size_t>(rank)];  // who comes later must not read what this rank laid out
         if (!why.empty()) throw RankError(why);
-        return missing;
+        board.gave_up[static_cast<std::size_t>(rank)] = meeting;
+        // Whoever gave up a moment ago had come: it waited for the others too.
+        std::vector<int> others = missing;
+        std::erase_if(others, [&](int other) { return board.gave_up[static_cast<std::size_t>(other)] == meeting; });
+        return others.empty() ? missing : others;
       }
       changed_.wait_until(lock, std::chrono::time_point_cast<std::chrono::nanoseconds>(until));
     }
