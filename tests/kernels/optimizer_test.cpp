@@ -214,7 +214,7 @@ Problem run_split(const Optimizer& optimizer, const CpuKernels& set, const Probl
 }
 
 TEST_P(OptimizerTest, FiftyStepsInPiecesAndThreads) {
-  Problem start = ordinary_problem(100'003, 4);
+  Problem start = ordinary_problem(20'011, 4);
   std::ranges::fill(start.s0, 0.0f);
   std::ranges::fill(start.s1, 0.0f);
   Problem expected = start;

@@ -175,7 +175,7 @@ TEST_P(EveryScheduleOnRanks, ReducedLastEndsInTheBitsOfTheResidentRunThatDoesSo)
             }
           }
           for (int stage : {0, 1}) {
-            for (std::int64_t chunk : {1024, 3072, 1 << 16}) {
+            for (std::int64_t chunk : {1024, 3072}) {
               for (bool known : {true, false}) {
                 Case c = base;
                 c.schedule = GetParam();
@@ -194,7 +194,7 @@ TEST_P(EveryScheduleOnRanks, ReducedLastEndsInTheBitsOfTheResidentRunThatDoesSo)
       }
     }
   }
-  EXPECT_EQ(cells, 2 * 2 * 2 * 2 * 2 * 3 * 2);
+  EXPECT_EQ(cells, 2 * 2 * 2 * 2 * 2 * 2 * 2);
 }
 
 TEST_P(EveryScheduleOnRanks, ReducedLastInTheWorkingTypeToo) {
@@ -217,7 +217,7 @@ TEST_P(EveryScheduleOnRanks, ReducedLastInTheWorkingTypeToo) {
 TEST_P(EveryScheduleOnRanks, ReducedLastNoOrderSlotsOrDelaysChangeABit) {
   const Case base{.steps = 3, .micro_batches = 3, .uneven = true, .partition = {.ranks = 3}, .reduce_last = true};
   const Outcome expected = shared_reference(base);
-  for (unsigned seed = 1; seed <= 40; ++seed) {
+  for (unsigned seed = 1; seed <= 24; ++seed) {
     Case c = base;
     c.schedule = GetParam();
     c.partition.stage = static_cast<int>(seed % 2);
