@@ -67,8 +67,9 @@ class SharedGradients {
   std::size_t next_ = 0;               // in the order
   std::deque<Open> open_;              // in the order of opening
   std::vector<Reduction> bucket_;
-  /// Own sums' reductions that are under way. What follows a sum is given to in-order lanes which the next own sums
-  /// pass through too: it comes later, or each bucket would wait for the other ranks' part of the one before.
+  /// Reductions that are under way, `ready` being the sum's ticket. What follows one of own sums is given to in-order
+  /// lanes which the next own sums pass through too: it comes later, or each bucket would wait for the other ranks'
+  /// part of the one before.
   std::deque<Reduction> reduced_later_;
 };
 

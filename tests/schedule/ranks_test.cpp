@@ -28,6 +28,16 @@ Outcome shared_reference(Case c) {
   return train_ranks(c).front();
 }
 
+// Some parameters have no gradient in some micro-batches, and a step is skipped.
+Case uneven_case(int ranks, DType working, std::int64_t micro_batches, double clip) {
+  return {.micro_batches = micro_batches,
+          .clip_norm = clip,
+          .working = working,
+          .uneven = true,
+          .infinite_step = 2,
+          .partition = {.ranks = ranks}};
+}
+
 OpDelay random_delays(unsigned seed) {
   const auto random = std::make_shared<std::mt19937>(seed);
   const auto mutex = std::make_shared<std::mutex>();
@@ -51,12 +61,7 @@ TEST_P(EveryScheduleOnRanks, EndsInTheBitsOfTheResidentRunAtEveryStage) {
     for (DType working : {DType::f32, DType::bf16}) {
       for (std::int64_t micro_batches : {1, 3}) {
         for (double clip : {0.0, 1.0}) {
-          Case base{.micro_batches = micro_batches,
-                    .clip_norm = clip,
-                    .working = working,
-                    .uneven = true,
-                    .infinite_step = 2,
-                    .partition = {.ranks = ranks}};
+          Case base = uneven_case(ranks, working, micro_batches, clip);
           const Outcome expected = shared_reference(base);
           EXPECT_FALSE(expected.finite[2]);
           for (int stage : {0, 1, 2}) {
@@ -157,12 +162,7 @@ TEST_P(EveryScheduleOnRanks, ReducedLastEndsInTheBitsOfTheResidentRunThatDoesSo)
     for (DType working : {DType::f32, DType::bf16}) {
       for (std::int64_t micro_batches : {1, 3}) {
         for (double clip : {0.0, 1.0}) {
-          Case base{.micro_batches = micro_batches,
-                    .clip_norm = clip,
-                    .working = working,
-                    .uneven = true,
-                    .infinite_step = 2,
-                    .partition = {.ranks = ranks}};
+          Case base = uneven_case(ranks, working, micro_batches, clip);
           const Outcome each = shared_reference(base);
           base.reduce_last = true;
           const Outcome expected = shared_reference(base);
