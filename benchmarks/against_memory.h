@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -24,12 +25,14 @@ struct Mix {
   double bytes() const { return read + written + 2.0 * in_place; }
 };
 
-/// Two arrays of eight bytes an element, each thread's share touched by itself.
+/// Two arrays of eight bytes an element that start at lines of the caches, as Spillway's own do; each thread's share is
+/// touched by itself.
 class Arrays {
  public:
   Arrays(std::int64_t count, Team& team) : count_(count), threads_(team.size()) {
     for (auto& array : arrays_) {
-      array = std::make_unique_for_overwrite<std::uint64_t[]>(static_cast<std::size_t>(count) + 72);
+      const auto size = static_cast<std::size_t>(count + kApart) * sizeof(std::uint64_t);
+      array.reset(static_cast<std::uint64_t*>(::operator new[](size, kLine)));
     }
     team.run([&](int thread) {
       for (auto& array : arrays_)
@@ -45,13 +48,19 @@ class Arrays {
   /// At another offset of its page than the source.
   template <class T>
   T* target(int thread) {
-    return reinterpret_cast<T*>(arrays_[1].get() + 72 + begin(thread));
+    return reinterpret_cast<T*>(arrays_[1].get() + kApart + begin(thread));
   }
 
  private:
+  static constexpr std::align_val_t kLine{64};
+  static constexpr std::int64_t kApart = 72;  // elements: nine lines
+  struct Free {
+    void operator()(std::uint64_t* array) const { ::operator delete[](array, kLine); }
+  };
+
   std::int64_t count_;
   int threads_;
-  std::unique_ptr<std::uint64_t[]> arrays_[2];
+  std::unique_ptr<std::uint64_t[], Free> arrays_[2];
 };
 
 /// Moves the bytes of `mix` and computes next to nothing, a few lines of each array at a time.
