@@ -137,6 +137,15 @@ void apply_memory(const Options& o, spillway::Config& config, Overlay& overlay) 
   overlay.set(config.bucket_chunks, o.bucket_chunks, "bucket_chunks", "--bucket-chunks");
 }
 
+// The file may have left the working type to --precision, but not the type of sums in it.
+void require_sum_type(const spillway::LoadedConfig& loaded) {
+  const spillway::DType sums = loaded.sum_type.value_or(spillway::DType::f32);
+  spillway::require(sums == spillway::DType::f32 || sums == loaded.config.precision,
+                    loaded.origins.at("low_memory_accumulation") + ": " + std::string(to_string(sums)) +
+                        " is neither fp32 nor the working type " + std::string(to_string(loaded.config.precision)) +
+                        "; give --precision the same");
+}
+
 }  // namespace
 
 void read_offload_file(const CLI::App& app, Options& o) {
@@ -145,6 +154,12 @@ void read_offload_file(const CLI::App& app, Options& o) {
   if (o.offload.empty()) return;
   o.file = spillway::load_config(o.offload, o.rank_count());
   for (const std::string& warning : o.file.warnings) spillway::log({}, spillway::LogLevel::warning, warning);
+  if (given && o.file.micro_batch && *o.file.micro_batch != o.batch_size) {
+    spillway::log({}, spillway::LogLevel::warning,
+                  "--batch-size " + std::to_string(o.batch_size) + " replaces the " +
+                      std::to_string(*o.file.micro_batch) + " rows of " + o.file.origins.at("micro_batch") +
+                      "; the file's gradient accumulation stays, unless --grad-accum replaces it");
+  }
   if (given || !o.file.micro_batch) return;
   o.batch_size = *o.file.micro_batch;
   o.batch_size_origin = o.file.origins.at("micro_batch");
@@ -162,6 +177,7 @@ spillway::LoadedConfig make_config(const Options& o, std::int64_t rows, std::int
     config.precision = *spillway::parse_dtype(o.precision);
     overlay.note("precision", "--precision");
   }
+  require_sum_type(loaded);
   apply_device(o, config.device, overlay);
   apply_optimizer(o, config, overlay);
   apply_memory(o, config, overlay);

@@ -72,7 +72,7 @@ class Section {
   void finish() const {
     for (const auto& [key, value] : object_.items()) {
       if (std::find(known_.begin(), known_.end(), key) != known_.end()) continue;
-      const std::string nearest = nearest_name(key, known_);
+      const std::string nearest = likely_name(key, known_);
       throw InvalidArgument(fmt::format("{}: unknown key {}{}", where_, in_quotes(key),
                                         nearest.empty() ? "" : fmt::format("; did you mean \"{}\"?", nearest)));
     }

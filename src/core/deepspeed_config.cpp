@@ -19,8 +19,7 @@ namespace {
 
 using nlohmann::json;
 using Part = DeepSpeedPart;
-constexpr std::int64_t kManySteps = 1'000'000'000'000'000;
-constexpr std::int64_t kManyRows = 1 << 30;
+constexpr std::int64_t kManySteps = 1'000'000'000'000'000, kManyRows = 1 << 30;
 
 // Whether a key names a section and a key in it. More dots than there are sections are somebody's text.
 bool is_path(const std::string& key) {
@@ -98,9 +97,12 @@ void read_sum_type(const Part& top, Config& config) {
   const std::optional<std::string> name = types ? types->text("grad_accum_dtype") : std::nullopt;
   if (!name) return;
   const std::optional<DType> type = parse_dtype(*name);
-  require(type && (*type == DType::f32 || *type == config.precision),
-          fmt::format("{}: {} is neither fp32 nor the working type {}", types->where("grad_accum_dtype"),
-                      in_quotes(*name), to_string(config.precision)));
+  const bool left_open = !top.file().loaded.origins.contains("precision");  // "auto": to the program
+  const bool fits = type && (*type == DType::f32 || *type == config.precision ||
+                             (left_open && (*type == DType::bf16 || *type == DType::f16)));
+  require(fits, fmt::format("{}: {} is neither fp32 nor the working type{}", types->where("grad_accum_dtype"),
+                            in_quotes(*name), left_open ? "" : fmt::format(" {}", to_string(config.precision))));
+  top.file().loaded.sum_type = type;
   config.low_memory_accumulation = *type != DType::f32;
   types->give("low_memory_accumulation", "grad_accum_dtype");
 }
@@ -228,8 +230,7 @@ void read_optimizer(const Part& top, Config& config) {
   if (params) read_optimizer_params(*params, config.hyperparameters);
 }
 
-// ---- learning-rate schedule
-// ------------------------------------------------------------------------------------------
+// ---- learning-rate schedule ----------------------------------------------------------------------
 
 void read_warmup(const Part& params, LrScheduleConfig& schedule) {
   if (!params.is_auto("warmup_num_steps")) {

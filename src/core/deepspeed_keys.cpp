@@ -10,6 +10,7 @@ namespace {
 constexpr auto kRead = DeepSpeedKey::read;
 constexpr auto kNone = DeepSpeedKey::without_effect;
 constexpr auto kOff = DeepSpeedKey::refused_if_on;
+constexpr auto kSwitched = DeepSpeedKey::refused_if_enabled;
 
 constexpr const char* kTakeOut = "take it out";
 constexpr const char* kOneProcess = "one process trains on one device: take it out";
@@ -62,18 +63,18 @@ constexpr std::array kTop = std::to_array<DeepSpeedKeyRule>({
     {"", "vocabulary_size", kNone, ""},
     {"", "use_data_before_expert_parallelism", kNone, ""},
     {"", "log_level", kNone, ""},
-    {"", "amp", kOff, R"(use "fp16": {"enabled": true} or "bf16": {"enabled": true})"},
-    {"", "torch_autocast", kOff, R"(use "fp16": {"enabled": true} or "bf16": {"enabled": true})"},
-    {"", "autotuning", kOff, kTakeOut},
-    {"", "elasticity", kOff, "give the batch sizes themselves"},
-    {"", "eigenvalue", kOff, kTakeOut},
-    {"", "quantize_training", kOff, kTakeOut},
+    {"", "amp", kSwitched, R"(use "fp16": {"enabled": true} or "bf16": {"enabled": true})"},
+    {"", "torch_autocast", kSwitched, R"(use "fp16": {"enabled": true} or "bf16": {"enabled": true})"},
+    {"", "autotuning", kSwitched, kTakeOut},
+    {"", "elasticity", kSwitched, "give the batch sizes themselves"},
+    {"", "eigenvalue", kSwitched, kTakeOut},
+    {"", "quantize_training", kSwitched, kTakeOut},
     {"", "compression_training", kOff, kTakeOut},
     {"", "sparse_attention", kOff, kTakeOut},
     {"", "weight_quantization", kOff, kTakeOut},
-    {"", "curriculum_learning", kOff, kTakeOut},
-    {"", "data_efficiency", kOff, kTakeOut},
-    {"", "progressive_layer_drop", kOff, kTakeOut},
+    {"", "curriculum_learning", kSwitched, kTakeOut},
+    {"", "data_efficiency", kSwitched, kTakeOut},
+    {"", "progressive_layer_drop", kSwitched, kTakeOut},
     {"", "tensor_parallel", kOff, kOneProcess},
     {"", "sequence_parallel_size", kRead, ""},
     {"", "pipeline", kOff, kOneProcess},
@@ -238,8 +239,17 @@ bool is_on(const nlohmann::json& value) {
     const auto& text = value.get_ref<const std::string&>();
     return !text.empty() && text != "none" && text != "false" && text != "auto";
   }
-  if (value.is_object() && value.contains("enabled")) return is_on(value["enabled"]);
-  return !value.empty();  // null is empty
+  if (!value.is_object()) return !value.empty();  // null is empty
+  if (value.contains("enabled")) return is_on(value["enabled"]);
+  const auto members = value.items();
+  return std::any_of(members.begin(), members.end(), [](const auto& member) {
+    const bool undivided = member.key().ends_with("_size") && member.value() == 1;
+    return !undivided && is_on(member.value());
+  });
+}
+
+bool is_enabled(const nlohmann::json& value) {
+  return is_on(value.is_object() ? value.value("enabled", nlohmann::json(false)) : value);
 }
 
 }  // namespace spillway

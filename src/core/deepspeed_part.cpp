@@ -44,15 +44,16 @@ DeepSpeedPart::DeepSpeedPart(const json& object, std::string section, DeepSpeedF
 void DeepSpeedPart::check_key(const std::string& key, const json& value) const {
   const DeepSpeedKeyRule* rule = find_deepspeed_key(section_, key);
   if (rule == nullptr) {
-    const std::string nearest = nearest_name(key, deepspeed_keys(section_));
+    const std::string nearest = likely_name(key, deepspeed_keys(section_));
     throw InvalidArgument(
         fmt::format("{}: unknown key {}{}", section_.empty() ? file_->source : file_->source + ": " + section_,
                     in_quotes(key), nearest.empty() ? "" : fmt::format("; did you mean \"{}\"?", nearest)));
   }
   if (rule->rule == DeepSpeedKey::without_effect) file_->ignored.push_back(path(key));
-  require(rule->rule != DeepSpeedKey::refused_if_on || !is_on(value),
-          fmt::format("{}: {} would change what is computed, and is not available; {}", where(key.c_str()),
-                      shown(value), rule->instead));
+  const bool refused = (rule->rule == DeepSpeedKey::refused_if_on && is_on(value)) ||
+                       (rule->rule == DeepSpeedKey::refused_if_enabled && is_enabled(value));
+  require(!refused, fmt::format("{}: {} would change what is computed, and is not available; {}", where(key.c_str()),
+                                shown(value), rule->instead));
 }
 
 std::string DeepSpeedPart::path(const std::string& key) const {

@@ -90,9 +90,10 @@ void ConfigKeys::reject_unknown(const std::set<std::string_view>& harmless) cons
   all.insert(all.end(), harmless.begin(), harmless.end());
   for (const auto& [key, value] : object_.items()) {
     if (known_.contains(key) || harmless.contains(key)) continue;
-    throw InvalidArgument(fmt::format("{}: the key {} is not known here; the nearest known key is \"{}\". {}", source_,
-                                      in_quotes(path_ + key), nearest_name(key, all),
-                                      "Remove it if it does not change the model's computation"));
+    const std::string nearest = likely_name(key, all);
+    throw InvalidArgument(fmt::format(
+        "{}: the key {} is not known here{}. Remove it if it does not change the model's computation", source_,
+        in_quotes(path_ + key), nearest.empty() ? "" : fmt::format("; the nearest known key is \"{}\"", nearest)));
   }
 }
 

@@ -198,6 +198,7 @@ TEST(DeepSpeedConfig, PrecisionIsOneOfThree) {
        {R"({"fp16": {"enabled": true, "initial_scale_power": 2, "min_loss_scale": 8}})", "fp16.min_loss_scale: 8"},
        {R"({"fp16": [true]})", "fp16: expected an object, found [true]"},
        {R"({"bf16": {"enabled": true}, "data_types": {"grad_accum_dtype": "fp16"}})", "the working type bf16"},
+       {R"({"data_types": {"grad_accum_dtype": "int8"}})", "neither fp32 nor the working type"},
        {R"({"amp": {"enabled": true}})", "use \"fp16\""}});
 }
 
@@ -273,11 +274,21 @@ TEST(DeepSpeedConfig, KeysWithoutEffectAreNamedInOneWarningAndOthersRefused) {
   EXPECT_EQ(warnings(R"({"gradient_clipping": 1, "curriculum_learning": {"enabled": false}, "amp": {},
                         "data_types": {"keep_in_fp32_modules": "auto"}})"),
             "");
+  EXPECT_EQ(
+      warnings(R"({"gradient_clipping": 1, "elasticity": {"max_train_batch_size": 64}, "data_efficiency": {"seed": 3},
+                        "tensor_parallel": {"autotp_size": 1}, "compression_training": {
+                          "weight_quantization": {"shared_parameters": {"enabled": false, "rounding": "nearest"},
+                                                  "different_groups": {}},
+                          "layer_reduction": {"enabled": false, "keep_number_layer": 5}}})"),
+      "");
   expect_refusals({{R"({"curriculum_learning": {"enabled": true}})", "curriculum_learning"},
                    {R"({"progressive_layer_drop": {"enabled": "true"}})", "progressive_layer_drop"},
                    {R"({"sequence_parallel_size": 2})", "sequence_parallel_size"},
                    {R"({"torch_autocast": {"enabled": true, "dtype": "bfloat16"}})", "torch_autocast"},
                    {R"({"data_types": {"keep_in_fp32_modules": ["norm"]}})", "keep_in_fp32_modules"},
+                   {R"({"elasticity": {"enabled": true}})", "elasticity"},
+                   {R"({"tensor_parallel": {"autotp_size": 2}})", "tensor_parallel"},
+                   {R"({"compression_training": {"layer_reduction": {"enabled": true}}})", "compression_training"},
                    {R"({"zero_optimisation": {}})", "did you mean \"zero_optimization\""},
                    {R"({"fp16": {}, "gradient_cliping": 1})", "did you mean \"gradient_clipping\""},
                    {R"({"zero_optimization": {"overlap_com": true}})", "did you mean \"overlap_comm\""},

@@ -20,7 +20,9 @@ using ConfigOrigins = std::map<std::string, std::string>;
 struct LoadedConfig {
   Config config;
   std::optional<std::int64_t> micro_batch = std::nullopt;  // rows of all ranks; DeepSpeed's files only
-  std::vector<std::string> warnings;                       // what the file says without effect here
+  /// What DeepSpeed's grad_accum_dtype says: fp32, or the working type, also where the program sets that afterwards.
+  std::optional<DType> sum_type = std::nullopt;
+  std::vector<std::string> warnings;  // what the file says without effect here
   ConfigOrigins origins;
 };
 

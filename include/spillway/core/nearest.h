@@ -49,4 +49,13 @@ std::string nearest_name(std::string_view wanted, const Names& names) {
   return best;
 }
 
+/// As nearest_name, for "did you mean": empty where even the nearest is another word rather than a slip.
+template <typename Names>
+std::string likely_name(std::string_view wanted, const Names& names) {
+  constexpr std::size_t kFewSlips = 2;
+  const std::string nearest = nearest_name(wanted, names);
+  const bool likely = edit_distance(wanted, nearest) <= std::max(kFewSlips, wanted.size() / 3);
+  return likely ? nearest : std::string();
+}
+
 }  // namespace spillway
