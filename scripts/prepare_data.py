@@ -18,6 +18,7 @@ import argparse
 import collections
 import os
 import pathlib
+import signal
 import sys
 
 from spillway_data import MissingPackage, Problem, chat, documents, tokens, writers
@@ -36,7 +37,8 @@ class Arguments(argparse.Namespace):
 def make_parser():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("inputs", nargs="+", type=pathlib.Path, metavar="INPUT",
-                        help="text files, .jsonl files (an object a line), or folders")
+                        help="text files, .jsonl files (an object a line), .json files (one list of objects), each of "
+                        "them as .gz, .bz2 or .xz too, or folders")
     parser.add_argument("--output", required=True, type=pathlib.Path, metavar="FILE",
                         help="the token file: NAME.bin (uint16) or NAME.u32.bin (uint32), NAME.safetensors with --pack")
     parser.add_argument("--suffixes", nargs="+", default=None, metavar="SUFFIX",
@@ -116,8 +118,10 @@ def prepare(arguments):
     template = chat.make_chat(arguments)
     left_out = collections.Counter()
     reader = documents.Reader(arguments, template, left_out)
-    writer = make_writer(arguments)
+    writer = None
     try:
+        with writers.uninterrupted():
+            writer = make_writer(arguments)
         read = 0
         for path in files:
             for document in reader.documents_of(path):
@@ -131,7 +135,8 @@ def prepare(arguments):
         for line in writer.publish(arguments.validation_fraction):
             print(line)
     finally:
-        writer.discard()
+        if writer:
+            writer.discard()
     print(f"from {read + sum(left_out.values())} documents in {len(files)} files")
     report(arguments, counts, encoder, template, targets)
 
@@ -159,7 +164,13 @@ def report(arguments, counts, encoder, template, targets):
               "encoded as these tokens")
 
 
+def end_by_signal(number, _):
+    sys.exit(128 + number)  # through what removes the files aside
+
+
 def main(argv=None):
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end_by_signal)
     try:
         prepare(parse_arguments(argv))
     except MissingPackage as error:

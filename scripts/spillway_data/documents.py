@@ -1,12 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the inputs: text files and JSON lines of texts, of prompts with responses, and of chats."""
+import bz2
 import dataclasses
+import gzip
 import json
+import lzma
+import zlib
 
 from spillway_data import Problem
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 ROLE_NAMES = {"human": "user", "gpt": "assistant"}  # of files whose messages say "from" and "value"
+
+
+COMPRESSED = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}  # read as what their name says without it
+LINES = (".jsonl", ".ndjson")
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+# How files begin that are neither text nor JSON lines. Their bytes would be learned without a word.
+FOREIGN = ((b"PAR1", "a Parquet file"), (b"ARROW1", "an Arrow file"), (b"PK\3\4", "a zip archive"), (b"%PDF", "a PDF"),
+           (b"\x28\xb5\x2f\xfd", "compressed by zstd"), (b"\x1f\x8b", "compressed by gzip"), (b"BZh91AY", "compressed by bzip2"),
+           (b"\xfd7zXZ", "compressed by xz"), (b"\xff\xfe", "UTF-16 text"), (b"\xfe\xff", "UTF-16 text"))
 
 
 @dataclasses.dataclass
@@ -44,22 +57,48 @@ def no_key_twice(pairs):
     return entries
 
 
-def lines_of(path):
-    """Yields the object of each line that is not blank, and where it stands."""
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            where = f"{path}, line {number}"
-            try:
-                entry = json.loads(line, object_pairs_hook=no_key_twice)
-            except ValueError as error:
-                raise Problem(f"{where}: not JSON: {error}") from None
-            except RecursionError:
-                raise Problem(f"{where}: not JSON that can be read: it is nested too deep") from None
-            if not isinstance(entry, dict):
-                raise Problem(f"{where}: expected an object, found {kind_of(entry)}")
-            yield entry, where
+def open_input(path):
+    """An input's bytes, unpacked where its name says that they are packed, and the ending of its name without that."""
+    endings = [ending.lower() for ending in path.suffixes]
+    unpack = COMPRESSED.get(endings[-1]) if endings else None
+    if unpack:
+        endings.pop()
+    file = (unpack or open)(path, "rb")
+    try:
+        beginning = file.read(8)
+        kind = next((kind for magic, kind in FOREIGN if beginning.startswith(magic)), None)
+        if kind:
+            raise Problem(f"{path} is {kind}; expected UTF-8 text or JSON lines, as they are or as .gz, .bz2 or .xz")
+        file.seek(len(BYTE_ORDER_MARK) if beginning.startswith(BYTE_ORDER_MARK) else 0)
+    except BaseException:
+        file.close()
+        raise
+    return file, endings[-1] if endings else ""
+
+
+def parsed(text, where):
+    try:
+        return json.loads(text, object_pairs_hook=no_key_twice)
+    except ValueError as error:
+        raise Problem(f"{where}: not JSON: {error}") from None
+    except RecursionError:
+        raise Problem(f"{where}: not JSON that can be read: it is nested too deep") from None
+
+
+def entries_of(file, path, lines):
+    """Yields each object of JSON lines, or of one JSON list, and where it stands."""
+    if lines:
+        entries = ((parsed(line, f"{path}, line {number}"), f"{path}, line {number}")
+                   for number, line in enumerate(file, 1) if line.strip())
+    else:
+        whole = parsed(file.read(), path)
+        if not isinstance(whole, list):
+            raise Problem(f"{path}: expected a list of objects, found {kind_of(whole)}; an object a line is a .jsonl file")
+        entries = ((entry, f"{path}, entry {number}") for number, entry in enumerate(whole, 1))
+    for entry, where in entries:
+        if not isinstance(entry, dict):
+            raise Problem(f"{where}: expected an object, found {kind_of(entry)}")
+        yield entry, where
 
 
 def kind_of(value):
@@ -135,14 +174,25 @@ class Reader:
         self.arguments, self.chat, self.counts = arguments, chat, counts
 
     def documents_of(self, path):
-        if path.suffix != ".jsonl":
-            if self.arguments.format != "text":
-                raise Problem(f"{path}: --format {self.arguments.format} reads .jsonl files alone")
-            yield Document(path.read_bytes(), None, str(path))
+        try:
+            file, ending = open_input(path)
+            with file:
+                yield from self.documents_in(file, path, ending)
+        except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
+            raise Problem(f"{path}: it cannot be unpacked: {error}") from None
+
+    def documents_in(self, file, path, ending):
+        form = self.arguments.format
+        # A .json file may be text to learn, or a list of documents: --suffixes and --format say which.
+        listed = ending == ".json" and (form != "text" or not self.arguments.suffixes)
+        if ending not in LINES and not listed:
+            if form != "text":
+                raise Problem(f"{path}: --format {form} reads .jsonl files, and .json files that hold one list")
+            yield Document(file.read(), None, str(path))
             return
         make = {"text": self.text, "prompt-response": self.prompt_response, "chat": self.messages}
-        for entry, where in lines_of(path):
-            document = make[self.arguments.format](entry, where)
+        for entry, where in entries_of(file, path, ending in LINES):
+            document = make[form](entry, where)
             if document is None:
                 self.counts["with an empty response"] += 1
             else:

@@ -2,13 +2,25 @@
 """Writes token files: aside, and renamed when they are complete."""
 import array
 import collections
+import contextlib
 import json
 import os
 import pathlib
+import signal
 import sys
 import tempfile
 
 from spillway_data import Problem
+
+
+@contextlib.contextmanager
+def uninterrupted():
+    """Signals that end the program wait until the end: else a file could be made that nobody knows of yet."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class TokenWriter:
@@ -27,8 +39,9 @@ class TokenWriter:
         self.file = self.open_aside()
 
     def open_aside(self):
-        handle, name = tempfile.mkstemp(prefix=f".{self.output.name}.", suffix=".part", dir=self.output.parent)
-        self.asides.append(pathlib.Path(name))
+        with uninterrupted():
+            handle, name = tempfile.mkstemp(prefix=f".{self.output.name}.", suffix=".part", dir=self.output.parent)
+            self.asides.append(pathlib.Path(name))
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(name, 0o666 & ~mask)  # mkstemp's files are for their owner alone
@@ -67,7 +80,13 @@ class TokenWriter:
             self.move_tail(held)
         self.rename_asides(targets)
         parts = [(self.output, self.count - held)] + ([(targets[1], held)] if held else [])
-        return [f"{target}: {count} tokens of {8 * self.size} bits" for target, count in parts]
+        lines = [f"{target}: {count} tokens of {8 * self.size} bits" for target, count in parts]
+        return lines + self.older_files(targets)
+
+    def older_files(self, targets):
+        """A note on held-back data that is not of this run: it may hold what is trained on now."""
+        left = validation_name(self.output)
+        return [f"note: {left} is of an earlier run"] if left not in targets and left.exists() else []
 
     def rename_asides(self, targets):
         self.file.flush()
@@ -182,9 +201,10 @@ class RowWriter(TokenWriter):
                 file.flush()
                 os.fsync(file.fileno())
         self.rename_asides([target for target, _ in parts])
-        return [f"{target}: {sum(len(self.tokens[row]) for row in chosen)} tokens of {8 * self.size} bits, "
-                f"{sum(self.targets[chosen.start:chosen.stop])} of them targets, in {len(chosen)} rows of "
-                f"{self.columns - 1}" for target, chosen in parts]
+        lines = [f"{target}: {sum(len(self.tokens[row]) for row in chosen)} tokens of {8 * self.size} bits, "
+                 f"{sum(self.targets[chosen.start:chosen.stop])} of them targets, in {len(chosen)} rows of "
+                 f"{self.columns - 1}" for target, chosen in parts]
+        return lines + self.older_files([target for target, _ in parts])
 
     def write_rows(self, file, chosen):
         tables = {"tokens": (self.tokens, 0), "documents": (self.documents, -1)}

@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of scripts/prepare_data.py: the bytes it writes, and that a refusal leaves nothing behind."""
+import bz2
+import gzip
+import lzma
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import unittest
 
 from prepare_support import SCRIPT, PrepareCase
@@ -68,6 +73,41 @@ class PrepareData(PrepareCase):
         self.assertEqual(self.tokens("out.bin"), list(range(75)))
         self.assertEqual(self.tokens("out.validation.bin"), list(range(75, 100)))
         self.assertEqual(len(list(self.folder.iterdir())), 3)
+
+        self.assertNotIn("earlier run", self.expect_success("--output", self.folder / "other.bin", text))
+        self.assertIn("out.validation.bin is of an earlier run",
+                      self.expect_success("--output", self.folder / "out.bin", text))
+
+    def test_packed_files_lists_and_marks_are_read_for_what_they_are(self):
+        lines = b'{"text":"one"}\n{"text":"two"}\n'
+        for name, data in (("a.jsonl.gz", gzip.compress(lines)), ("b.JSONL", lines), ("c.ndjson.xz", lzma.compress(lines)),
+                           ("d.jsonl.bz2", bz2.compress(lines)), ("e.json", b'[{"text":"one"},{"text":"two"}]'),
+                           ("f.jsonl", b"\xef\xbb\xbf" + lines), ("g.txt.gz", gzip.compress(b"onetwo")),
+                           ("h.txt", b"\xef\xbb\xbfonetwo")):
+            self.expect_success("--output", self.folder / "out.bin", self.write(name, data))
+            self.assertEqual(bytes(self.tokens("out.bin")), b"onetwo", name)
+        self.write("in/a.json", b"[1, 2]")  # text to learn, where that is asked for
+        self.expect_success(self.folder / "in", "--output", self.folder / "out.bin", "--suffixes", ".json")
+        self.assertEqual(bytes(self.tokens("out.bin")), b"[1, 2]")
+
+    def test_files_that_are_no_text_are_refused_by_kind(self):
+        for name, data, words in (("a.parquet", b"PAR1....", "a Parquet file"), ("b.txt", gzip.compress(b"x"), "by gzip"),
+                                  ("c.txt", "x".encode("utf-16"), "UTF-16"), ("d.zst", b"\x28\xb5\x2f\xfd", "zstd"),
+                                  ("e.txt.gz", b"no gzip", "cannot be unpacked"), ("f.json", b'{"text":"x"}', "a list"),
+                                  ("g.gz", gzip.compress(bytes(range(99)))[:40], "cannot be unpacked")):
+            self.expect_refusal([name, words], self.write(name, data))
+
+    def test_a_signal_leaves_no_file_aside(self):
+        pipe = self.folder / "slow.jsonl"
+        self.write(pipe.name, b'{"text":"x"}\n' * 2_000_000)
+        process = subprocess.Popen([sys.executable, SCRIPT, "--output", self.folder / "out.bin",
+                                    pipe])
+        while not list(self.folder.glob(".out.bin.*")):
+            self.assertIsNone(process.poll())
+            time.sleep(0.005)
+        process.terminate()
+        self.assertEqual(process.wait(), 128 + signal.SIGTERM)
+        self.assertEqual([path.name for path in self.folder.iterdir()], [pipe.name])
 
     def test_an_earlier_output_survives_a_refusal(self):
         text = self.write("t.txt", b"abc")
