@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains the reference models with `finetune` on a device, and compares losses and gradient norms with PyTorch's.
 
-Usage: gpu_curves.py --finetune PROGRAM [--device cuda] [--tolerance 1e-4] [--presets resident,zero_offload] [FOLDER]...
+Usage: gpu_curves.py --finetune PROGRAM [--device cuda] [--tolerance 1e-4] [--presets resident,zero_offload] [--seconds 120]
+                     [FOLDER]...
 Without folders: those of tests/golden that hold a curve. A curve on a GPU differs from PyTorch's on a processor in the
 last bits of each product, hence the tolerance; the two presets must agree with each other to the last digit that the log
 has. One line a case; ends with 1 where one falls short. Needs Python's standard library alone.
@@ -30,7 +31,8 @@ def curve_of(options, folder, preset):
                    optimizer["lr"], "--lr-schedule", "constant", "--betas", ",".join(map(str, optimizer["betas"])), "--eps",
                    optimizer["eps"], "--weight-decay", optimizer["weight_decay"], "--clip-norm", reference["clip_norm"],
                    "--precision", "fp32", "--no-shuffle", "--log", log]
-        done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+        done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False,
+                              timeout=options.seconds)  # which ends a run that hangs, too
         if done.returncode != 0:
             raise RuntimeError(f"{folder.name}/{preset}: finetune ended with {done.returncode}:\n{done.stderr[-2000:]}")
         lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
@@ -51,7 +53,7 @@ def compare(options, folder):
     for preset in options.presets.split(","):
         try:
             reference, steps = curve_of(options, folder, preset)
-        except RuntimeError as error:
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
             print(error)
             return False
         losses, norms = [line["loss"] for line in steps], [line["grad_norm"] for line in steps]
@@ -71,6 +73,7 @@ def main():
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tolerance", type=float, default=1e-4)
     parser.add_argument("--presets", default="resident,zero_offload")
+    parser.add_argument("--seconds", type=float, default=120, help="time limit of one run [120]")
     parser.add_argument("folders", nargs="*", type=pathlib.Path)
     options = parser.parse_args()
     folders = options.folders or sorted(path.parent for path in GOLDEN.glob("*/reference.json")
