@@ -6,7 +6,7 @@
 # none. Linking the libraries directly needs neither.
 #
 # Order: Torch_DIR (…/torch/share/cmake/Torch), CMAKE_PREFIX_PATH (…/torch or …/torch/share/cmake), the .venv of the
-# project that asks, python3's importable torch.
+# project that asks, python3's importable torch. A Torch_DIR that leads to none is an error, not passed over.
 
 set(SPILLWAY_LIBTORCH_FOUND OFF)
 set(_candidates)
@@ -37,8 +37,14 @@ macro(_spillway_try_libtorch _root)
   endif()
 endmacro()
 
+set(SPILLWAY_LIBTORCH_REFUSED "")
 foreach(_root IN LISTS _candidates)
   _spillway_try_libtorch("${_root}")
+  if(NOT SPILLWAY_LIBTORCH_FOUND AND (Torch_DIR OR DEFINED ENV{Torch_DIR}))  # the first candidate
+    set(SPILLWAY_LIBTORCH_REFUSED
+        "Torch_DIR leads to no LibTorch: expected .../torch/share/cmake/Torch of a folder with include/ and lib/libtorch_cpu.so, looked in ${_root}")
+    return()
+  endif()
 endforeach()
 if(NOT SPILLWAY_LIBTORCH_FOUND)
   find_program(_python NAMES python3)
@@ -50,9 +56,12 @@ if(NOT SPILLWAY_LIBTORCH_FOUND)
 endif()
 
 # Both sides must mean the same by std::string, or linking ends in undefined symbols that name no cause.
-set(SPILLWAY_LIBTORCH_REFUSED "")
+set(SPILLWAY_LIBTORCH_NEW_STRINGS OFF)
 if(SPILLWAY_LIBTORCH_FOUND)
   file(STRINGS "${SPILLWAY_LIBTORCH_ROOT}/lib/libc10.so" _new_strings REGEX "__cxx11" LIMIT_COUNT 1)
+  if(_new_strings)
+    set(SPILLWAY_LIBTORCH_NEW_STRINGS ON)
+  endif()
   if("${CMAKE_CXX_FLAGS}" MATCHES "_GLIBCXX_USE_CXX11_ABI=0")
     if(_new_strings)
       set(SPILLWAY_LIBTORCH_REFUSED "has the new C++ string ABI: take -D_GLIBCXX_USE_CXX11_ABI=0 out of CMAKE_CXX_FLAGS")
@@ -68,10 +77,20 @@ if(SPILLWAY_LIBTORCH_FOUND)
 endif()
 if(SPILLWAY_LIBTORCH_FOUND)
   set(SPILLWAY_LIBTORCH_VERSION "")
-  if(EXISTS "${SPILLWAY_LIBTORCH_ROOT}/version.py")
-    file(STRINGS "${SPILLWAY_LIBTORCH_ROOT}/version.py" _line REGEX "^__version__")
-    string(REGEX MATCH "[0-9]+\\.[0-9]+\\.[0-9]+[^']*" SPILLWAY_LIBTORCH_VERSION "${_line}")
-  endif()
+  foreach(_header torch/headeronly/version.h torch/csrc/api/include/torch/version.h)
+    if(NOT SPILLWAY_LIBTORCH_VERSION AND EXISTS "${SPILLWAY_LIBTORCH_ROOT}/include/${_header}")
+      set(_numbers)
+      foreach(_part MAJOR MINOR PATCH)
+        file(STRINGS "${SPILLWAY_LIBTORCH_ROOT}/include/${_header}" _line REGEX "define TORCH_VERSION_${_part} [0-9]+")
+        string(REGEX MATCH "[0-9]+$" _number "${_line}")
+        list(APPEND _numbers "${_number}")
+      endforeach()
+      string(REPLACE ";" "." SPILLWAY_LIBTORCH_VERSION "${_numbers}")
+      if(NOT SPILLWAY_LIBTORCH_VERSION MATCHES "^[0-9]+\\.[0-9]+\\.[0-9]+$")
+        set(SPILLWAY_LIBTORCH_VERSION "")
+      endif()
+    endif()
+  endforeach()
   set(SPILLWAY_LIBTORCH_HAS_CUDA OFF)
   if(EXISTS "${SPILLWAY_LIBTORCH_ROOT}/lib/libtorch_cuda.so")
     set(SPILLWAY_LIBTORCH_HAS_CUDA ON)
@@ -94,8 +113,13 @@ if(SPILLWAY_LIBTORCH_FOUND AND NOT TARGET spillway_libtorch)
   target_include_directories(spillway_libtorch SYSTEM INTERFACE
     "${SPILLWAY_LIBTORCH_ROOT}/include" "${SPILLWAY_LIBTORCH_ROOT}/include/torch/csrc/api/include")
   # DT_RPATH instead of DT_RUNPATH: it is searched for LibTorch's own dependencies too, and before the system's
-  # folders, so that one copy of the OpenMP runtime (LibTorch's) ends up in the process.
-  target_link_options(spillway_libtorch INTERFACE "LINKER:--disable-new-dtags" "LINKER:-rpath,${SPILLWAY_LIBTORCH_ROOT}/lib" ${_cuda_paths})
+  # folders, so that one copy of the OpenMP runtime (LibTorch's) ends up in the process. A program that is to find
+  # LibTorch elsewhere switches it off and sets a run path of its own.
+  option(SPILLWAY_LIBTORCH_RPATH "Programs look for LibTorch's libraries in the folder they were linked with" ON)
+  if(SPILLWAY_LIBTORCH_RPATH)
+    target_link_options(spillway_libtorch INTERFACE
+      "LINKER:--disable-new-dtags" "LINKER:-rpath,${SPILLWAY_LIBTORCH_ROOT}/lib" ${_cuda_paths})
+  endif()
   target_link_libraries(spillway_libtorch INTERFACE "${SPILLWAY_LIBTORCH_ROOT}/lib/libtorch_cpu.so"
                                                     "${SPILLWAY_LIBTORCH_ROOT}/lib/libc10.so")
   if(SPILLWAY_WITH_CUDA AND SPILLWAY_LIBTORCH_HAS_CUDA)

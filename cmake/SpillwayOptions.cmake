@@ -3,7 +3,8 @@
 # -ffp-contract=off everywhere: the numerics contract rounds each operation on its own, so a fused multiply-add anywhere
 # would change bits between instruction sets (docs/numerics.md).
 
-if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+# A project that takes Spillway in chooses for itself.
+if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
 endif()
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)

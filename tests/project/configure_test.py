@@ -19,6 +19,9 @@ add_subdirectory({source} spillway)
 if(NOT TARGET spillway::core OR SPILLWAY_TESTS OR SPILLWAY_WERROR)
   message(FATAL_ERROR "spillway::core is missing, or brings its tests or its own warnings along")
 endif()
+if(CMAKE_BUILD_TYPE)
+  message(FATAL_ERROR "it chose a build type: ${{CMAKE_BUILD_TYPE}}")
+endif()
 """
 
 

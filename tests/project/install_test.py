@@ -79,15 +79,42 @@ class Case:
             said = self.configure("-DCONSUMER_COMPONENTS=spillway", fails=True)
             demand("core alone" in " ".join(said.split()), f"no word of the missing component in:\n{said}")
         else:
-            # A torch of another minor version than the one that the library was built with.
-            other = self.scratch / "other"
-            for name in ("include/torch/csrc/api/include/torch/torch.h", "lib/libtorch_cpu.so", "lib/libc10.so"):
-                (other / name).parent.mkdir(parents=True, exist_ok=True)
-                (other / name).write_text("std::__cxx11\n", encoding="utf-8")  # the string ABI of a build
-            (other / "version.py").write_text("__version__ = '1.0.0'\n", encoding="utf-8")
-            said = self.configure(f"-DTorch_DIR={other}/share/cmake/Torch", fails=True)
-            demand("has 1.0" in " ".join(said.split()), f"no word of the other version in:\n{said}")
+            header = pathlib.Path(self.libtorch) / "include" / "torch" / "headeronly" / "version.h"
+            own = header.read_text(encoding="utf-8") if header.exists() else ""
+            cuda = (pathlib.Path(self.libtorch) / "lib" / "libtorch_cuda.so").exists()
+            # A torch of another minor version than the one that the library was built with, and one without CUDA.
+            self.refused(self.imitation("\n".join(f"#define TORCH_VERSION_{part} {number}" for part, number in
+                                                  (("MAJOR", 1), ("MINOR", 0), ("PATCH", 0)))), "has 1.0")
+            if cuda and own:
+                self.refused(self.imitation(own), "is one without: take one with CUDA")
+            self.refused(self.scratch / "nothing", "Torch_DIR leads to no LibTorch")
+        self.refuse_another_fmt()
         shutil.rmtree(self.scratch / "build")
+
+    def imitation(self, version):
+        """A folder that looks like a LibTorch of a version, without CUDA."""
+        other = self.scratch / "other"
+        shutil.rmtree(other, ignore_errors=True)
+        for name in ("include/torch/csrc/api/include/torch/torch.h", "lib/libtorch_cpu.so", "lib/libc10.so"):
+            (other / name).parent.mkdir(parents=True, exist_ok=True)
+            (other / name).write_text("std::__cxx11\n", encoding="utf-8")  # the string ABI of a build
+        (other / "include" / "torch" / "headeronly").mkdir()
+        (other / "include" / "torch" / "headeronly" / "version.h").write_text(version, encoding="utf-8")
+        return other
+
+    def refused(self, libtorch, words):
+        said = self.configure(f"-DTorch_DIR={libtorch}/share/cmake/Torch", fails=True)
+        demand(words in " ".join(said.split()), f'no word of "{words}" in:\n{said}')
+
+    def refuse_another_fmt(self):
+        """An fmt of another version than the library's: found first, and refused instead of failing in the linker."""
+        package = self.scratch / "fmt"
+        package.mkdir(exist_ok=True)
+        (package / "fmt-config.cmake").write_text("add_library(fmt::fmt INTERFACE IMPORTED)\n", encoding="utf-8")
+        (package / "fmt-config-version.cmake").write_text(
+            'set(PACKAGE_VERSION "99.1.0")\nset(PACKAGE_VERSION_COMPATIBLE TRUE)\n', encoding="utf-8")
+        said = self.configure("-DCONSUMER_COMPONENTS=core", f"-Dfmt_DIR={package}", fails=True)
+        demand("but 99.1 is installed here" in " ".join(said.split()), f"no word of the other fmt in:\n{said}")
 
     def build_and_run(self):
         options = ["-DCONSUMER_COMPONENTS=core"]
