@@ -55,12 +55,16 @@ CheckedCommunicator::CheckedCommunicator(Place place, const CommOptions& options
   }
 }
 
-// ---- failure
-// ---------------------------------------------------------------------------------------------------------
+// ---- failure -------------------------------------------------------------------------------------------------------
 
 bool CheckedCommunicator::failed() const {
   const std::scoped_lock lock(failure_mutex_);
   return !failure_.empty();
+}
+
+void CheckedCommunicator::throw_if_failed() const {
+  const std::scoped_lock lock(failure_mutex_);
+  if (!failure_.empty()) throw RankError("another thread of this rank failed: " + failure_);
 }
 
 void CheckedCommunicator::note_failure(const std::string& why, bool announce) noexcept {

@@ -61,6 +61,8 @@ class CheckedCommunicator : public Communicator {
 
   const CommOptions& options() const { return options_; }
   bool failed() const;
+  /// For a call that waits. Throws: RankError with what another thread of this rank failed by.
+  void throw_if_failed() const;
   /// To be called first by the destructor of a transport. Tells the others that this rank failed where it is destroyed
   /// by an exception. Returns whether it has not failed.
   bool end_orderly() noexcept;

@@ -222,7 +222,7 @@ class MpiCommunicator final : public CheckedCommunicator {
       for (int i = 0; i < count; ++i) arrived(static_cast<std::size_t>(under_way.done[static_cast<std::size_t>(i)]));
       left -= static_cast<std::size_t>(std::max(count, 0));
       if (count > 0 || left == 0) continue;
-      if (failed()) throw RankError("another thread of this rank reported that it failed");
+      throw_if_failed();
       if (steady_ns() - since > limit) throw_timeout(channel, missing(under_way), since);
       patience.pause();
     }

@@ -66,10 +66,12 @@ class NcclCommunicator final : public StoreCommunicator {
       check_nccl(nccl_.init(&comm_, size(), id, rank(), &config), "starting");
       std::unique_lock lock(mutex_);
       settle("starting", lock);
-    } catch (...) {
+    } catch (const std::exception& error) {
+      fail(error.what());  // the others wait in NCCL for this rank
       if (comm_ != nullptr) nccl_.abort(comm_);
       throw;
     }
+    starting_ = false;
     watch_ = std::thread([this] { watch(); });
   }
   ~NcclCommunicator() override {
@@ -237,8 +239,14 @@ class NcclCommunicator final : public StoreCommunicator {
   // the lock is open to the watch, which may break off what is waited for.
   void settle(const char* what, std::unique_lock<std::mutex>& lock) {
     const std::int64_t since = steady_ns(), limit = static_cast<std::int64_t>(options().timeout.value * 1e9);
+    constexpr std::int64_t kLook = std::chrono::nanoseconds(kWatch).count();
+    std::int64_t looked = since;
     Patience patience;
     while (true) {
+      if (starting_ && steady_ns() - looked > kLook) {  // as long as NCCL starts, nobody else looks
+        looked = steady_ns();
+        if (const std::string why = failure_elsewhere(); !why.empty()) throw RankError(why);
+      }
       require_unbroken();
       if (failed())
         throw RankError(
@@ -325,7 +333,7 @@ class NcclCommunicator final : public StoreCommunicator {
   std::deque<Issued> issued_;
   std::vector<cudaEvent_t> idle_;
   std::string broken_;
-  bool leaving_ = false, ending_ = false, aborted_ = false;
+  bool starting_ = true, leaving_ = false, ending_ = false, aborted_ = false;
   std::thread watch_;
 };
 
@@ -345,7 +353,7 @@ std::unique_ptr<Communicator> make_nccl_communicator(const Launch& launch, Store
   static_cast<void>(find_gpu(ordinal));
   return std::make_unique<NcclCommunicator>(
       CheckedCommunicator::Place{launch.rank, launch.size, launch.local_rank, launch.local_size}, store,
-      fmt::format("spillway/{}", launch.attempt), ordinal, options);
+      next_prefix(store, launch), ordinal, options);
 }
 
 }  // namespace spillway

@@ -26,6 +26,16 @@ CallHeader header_in(const std::vector<std::byte>& bytes, std::size_t index) {
 
 }  // namespace
 
+std::string next_prefix(Store& store, const Launch& launch) {
+  const std::string counter = fmt::format("spillway/{}/made/{}", launch.attempt, launch.rank);
+  std::uint64_t made = 0;
+  if (const auto before = store.find(counter); before && before->size() == sizeof(made))
+    std::memcpy(&made, before->data(), sizeof(made));
+  const std::uint64_t now = made + 1;
+  store.set(counter, std::as_bytes(std::span(&now, 1)));
+  return fmt::format("spillway/{}/{}", launch.attempt, made);
+}
+
 StoreCommunicator::StoreCommunicator(Place place, Store& store, std::string prefix, const CommOptions& options)
     : CheckedCommunicator(place, options), store_(store), prefix_(std::move(prefix) + "/") {}
 
@@ -34,7 +44,7 @@ std::string StoreCommunicator::key(Channel channel, std::int64_t sequence, char 
 }
 
 void StoreCommunicator::require_no_failure(Channel channel) {
-  if (failed()) throw RankError("another thread of this rank reported that it failed");
+  throw_if_failed();
   if (const auto found = store_.find(key("failed"))) require_agreement(current(channel), header_in(*found, 0), channel);
 }
 

@@ -5,9 +5,14 @@
 #include <vector>
 
 #include "comm/checked_communicator.h"
+#include "spillway/comm/launch.h"
 #include "spillway/comm/store.h"
 
 namespace spillway {
+
+/// The prefix of a rank's next communicator on a store: of the launcher's present attempt, and other than those of the
+/// communicators that the rank made on it before. Ranks make theirs in one order.
+std::string next_prefix(Store& store, const Launch& launch);
 
 /// A communicator whose small exchanges, comparison of calls and failures go through a store; verbs are its heir's.
 class StoreCommunicator : public CheckedCommunicator {

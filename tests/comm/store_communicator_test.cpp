@@ -82,6 +82,21 @@ std::vector<std::string> run_ranks(int size, MapStore& store, const std::functio
   return errors;
 }
 
+TEST(StoreCommunicator, EachOfOneStoreHasKeysOfItsOwn) {
+  MapStore store;
+  Launch launch;
+  launch.rank = 1;
+  const std::string first = next_prefix(store, launch), second = next_prefix(store, launch);
+  EXPECT_NE(first, second);
+  launch.rank = 0;  // the other ranks' first is the same one
+  EXPECT_EQ(next_prefix(store, launch), first);
+  EXPECT_EQ(next_prefix(store, launch), second);
+  launch.attempt = 2;
+  const std::string restarted = next_prefix(store, launch);
+  EXPECT_NE(restarted, first);
+  EXPECT_NE(restarted, second);
+}
+
 TEST(StoreCommunicator, DoesSmallExchangesAndLeavesFewKeysBehind) {
   for (const int ranks : {1, 2, 3}) {
     MapStore store;
