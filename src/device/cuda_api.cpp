@@ -25,7 +25,10 @@ cudaStream_t native(StreamRef stream) {
 
 int numa_node_of(int ordinal) {
   std::array<char, 32> bus{};
-  if (cudaDeviceGetPCIBusId(bus.data(), static_cast<int>(bus.size()), ordinal) != cudaSuccess) return -1;
+  if (cudaDeviceGetPCIBusId(bus.data(), static_cast<int>(bus.size()), ordinal) != cudaSuccess) {
+    cudaGetLastError();  // else the next launch would report it
+    return -1;
+  }
   std::string name(bus.data());
   std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
   std::ifstream file("/sys/bus/pci/devices/" + name + "/numa_node");
@@ -63,6 +66,7 @@ class Device final : public cuda::CudaDevice {
       cudaStreamSynchronize(stream);
       cudaStreamDestroy(stream);
     }
+    cudaGetLastError();  // what failed here is nobody's later affair
   }
 
   void enter_thread() override { cuda::check_code(cudaSetDevice(ordinal_), "choosing a thread's device"); }
@@ -84,7 +88,9 @@ class Device final : public cuda::CudaDevice {
                      "making an event");
     return event;
   }
-  void destroy_event(void* event) noexcept override { cudaEventDestroy(static_cast<cudaEvent_t>(event)); }
+  void destroy_event(void* event) noexcept override {
+    if (cudaEventDestroy(static_cast<cudaEvent_t>(event)) != cudaSuccess) cudaGetLastError();
+  }
 
   void record(void* event, StreamRef stream) override {
     cuda::check_code(cudaEventRecord(static_cast<cudaEvent_t>(event), native(stream)), "recording an event");
@@ -93,9 +99,9 @@ class Device final : public cuda::CudaDevice {
     cuda::check_code(cudaEventSynchronize(static_cast<cudaEvent_t>(event)), "waiting for the device");
   }
   bool passed(void* event) override {
-    if (cudaEventQuery(static_cast<cudaEvent_t>(event)) != cudaErrorNotReady) return true;
-    cudaGetLastError();  // else the next launch would report it
-    return false;
+    const cudaError_t state = cudaEventQuery(static_cast<cudaEvent_t>(event));
+    if (state != cudaSuccess) cudaGetLastError();  // else the next launch would report it
+    return state != cudaErrorNotReady;
   }
   void order_after(StreamRef stream, void* event) override {
     cuda::check_code(cudaStreamWaitEvent(native(stream), static_cast<cudaEvent_t>(event), 0),

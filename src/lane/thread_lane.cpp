@@ -3,6 +3,7 @@
 
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -17,9 +18,10 @@ namespace {
 
 class ThreadLane final : public Lane {
  public:
-  /// `events` with a stream, or neither.
-  ThreadLane(std::string name, LinkModel link, LaneContext context, StreamRef stream, EventPool* events)
-      : Lane(name), stream_(stream), events_(events), runner_(name, link, std::move(context), events) {
+  /// `events` with a stream, or neither. `device`: that of the events which its ops wait for; null where there is none.
+  ThreadLane(std::string name, LinkModel link, LaneContext context, StreamRef stream, EventPool* events,
+             StreamDevice* device)
+      : Lane(name), stream_(stream), device_(device), runner_(name, link, std::move(context), events) {
     try {
       worker_ = std::thread([this] { work(); });
     } catch (const std::exception& error) {
@@ -52,7 +54,7 @@ class ThreadLane final : public Lane {
 
  private:
   void work() {
-    if (events_ != nullptr) events_->device().enter_thread();
+    std::exception_ptr unusable = enter_device();
     std::unique_lock lock(mutex_);
     while (true) {
       changed_.wait(lock, [&] { return ending_ || !queue_.empty(); });
@@ -60,14 +62,25 @@ class ThreadLane final : public Lane {
       std::pair<Op, TicketPromise> next = std::move(queue_.front());
       queue_.pop_front();
       lock.unlock();
+      if (unusable) next.first.body = [unusable](StreamRef) { std::rethrow_exception(unusable); };
       runner_.run(next.first, next.second, stream_);
       next = {};  // what the body holds is let go before the lane waits again
       lock.lock();
     }
   }
 
+  // What keeps this thread from using its lane's device: then every op fails with it.
+  std::exception_ptr enter_device() const noexcept {
+    try {
+      if (device_ != nullptr) device_->enter_thread();
+    } catch (...) {
+      return std::current_exception();
+    }
+    return nullptr;
+  }
+
   const StreamRef stream_;
-  EventPool* const events_;
+  StreamDevice* const device_;
   OpRunner runner_;
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -79,11 +92,16 @@ class ThreadLane final : public Lane {
 }  // namespace
 
 std::unique_ptr<Lane> make_thread_lane(std::string name, LinkModel link, LaneContext context) {
-  return std::make_unique<ThreadLane>(std::move(name), link, std::move(context), StreamRef(), nullptr);
+  return std::make_unique<ThreadLane>(std::move(name), link, std::move(context), StreamRef(), nullptr, nullptr);
+}
+
+std::unique_ptr<Lane> make_host_lane(std::string name, StreamDevice& device, LaneContext context) {
+  return std::make_unique<ThreadLane>(std::move(name), LinkModel{}, std::move(context), StreamRef(), nullptr, &device);
 }
 
 std::unique_ptr<Lane> make_stream_lane(std::string name, StreamRef stream, EventPool& events, LaneContext context) {
-  return std::make_unique<ThreadLane>(std::move(name), LinkModel{}, std::move(context), stream, &events);
+  return std::make_unique<ThreadLane>(std::move(name), LinkModel{}, std::move(context), stream, &events,
+                                      &events.device());
 }
 
 }  // namespace spillway

@@ -31,7 +31,9 @@ class DeviceArena final : public Arena {
     const auto alignment = static_cast<std::uintptr_t>(Pool::kAlignment.value);
     base_ = static_cast<std::byte*>(memory_) + (alignment - address % alignment) % alignment;
   }
-  ~DeviceArena() override { cudaFree(memory_); }
+  ~DeviceArena() override {
+    if (cudaFree(memory_) != cudaSuccess) cudaGetLastError();  // else the next launch would report it
+  }
   std::byte* base() const override { return base_; }
 
  private:
@@ -69,7 +71,7 @@ class PinnedArena final : public Arena {
 
   struct Registration {
     ~Registration() {
-      if (base != nullptr) cudaHostUnregister(base);
+      if (base != nullptr && cudaHostUnregister(base) != cudaSuccess) cudaGetLastError();
     }
     void* base = nullptr;
   };

@@ -69,10 +69,28 @@ void Runtime::make_store(const StateSpec& spec) {
   upload_slots_ = SlotRing(store_->upload_slots());
   reduce_slots_ = SlotRing(store_->reduce_slots());
   piece_slots_ = SlotRing(store_->piece_slots());
+  clear_states();
   own_on_device_.clear();
   if (!spec.reduce_last) return;
   for (std::size_t c = 0; c < layout_.chunks().size(); ++c)
     own_on_device_.push_back({store_->own_gradient(static_cast<std::int64_t>(c)), {}, {}});
+}
+
+// Host memory is zero when the system gives it; a device's is what was there before.
+void Runtime::clear_states() {
+  for (std::size_t c = 0; c < layout_.chunks().size(); ++c) {
+    for (std::int64_t k = 0; k < spec_.optimizer_states; ++k) {
+      const View state = store_->optimizer_state(static_cast<std::int64_t>(c), k);
+      if (state.data == nullptr || state.size.value == 0 || host_reads(state)) continue;
+      machine_.wait(machine_.compute().submit(
+          {"clear states",
+           static_cast<std::int64_t>(c),
+           OpKind::elementwise,
+           static_cast<double>(state.size.value),
+           {},
+           [&work = machine_.device_work(), state](StreamRef stream) { work.zero(stream, state.data, state.size); }}));
+    }
+  }
 }
 
 Runtime::~Runtime() {

@@ -34,7 +34,7 @@ class StreamMachine final : public Machine {
                      : make_stream_lane("network", parts_.network, events_,
                                         network_context(context(options), *options.communicator))),
         download_(make_stream_lane("d2h", parts_.download, events_, context(options))),
-        cpu_(make_thread_lane("cpu", {}, context(options))),
+        cpu_(make_host_lane("cpu", *parts_.device, context(options))),
         upload_(make_stream_lane("h2d", parts_.upload, events_, context(options))) {}
 
   DeviceKind kind() const override { return DeviceKind::cuda; }

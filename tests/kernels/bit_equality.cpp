@@ -119,9 +119,9 @@ Problem special_problem() {
   return problem;
 }
 
-Outcome expected_outcome(const Optimizer& optimizer, const Problem& problem, const Typed& gradients, Element copy_type,
-                         std::int64_t step, float factor) {
-  Outcome outcome{problem.p, problem.s0, problem.s1, {}};
+UpdateOutcome expected_update(const Optimizer& optimizer, const Problem& problem, const Typed& gradients,
+                              Element copy_type, std::int64_t step, float factor) {
+  UpdateOutcome outcome{problem.p, problem.s0, problem.s1, {}};
   optimizer.reference(Hyper{}, step, factor, outcome.p, outcome.s0, outcome.s1, gradients.wide);
   outcome.copy = round_to(copy_type, outcome.p);
   return outcome;

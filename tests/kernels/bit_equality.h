@@ -41,12 +41,12 @@ Problem wild_problem(std::size_t count, unsigned seed);
 Problem special_problem();
 
 /// What an update must leave, by the reference: the problem's arrays and the copy.
-struct Outcome {
+struct UpdateOutcome {
   std::vector<float> p, s0, s1;
   Typed copy;
 };
-Outcome expected_outcome(const Optimizer& optimizer, const Problem& problem, const Typed& gradients,
-                         kernels::Element copy_type, std::int64_t step, float factor);
+UpdateOutcome expected_update(const Optimizer& optimizer, const Problem& problem, const Typed& gradients,
+                              kernels::Element copy_type, std::int64_t step, float factor);
 
 /// The kernel sets that run here.
 std::vector<const kernels::CpuKernels*> kernel_sets();

@@ -50,7 +50,7 @@ struct Call {
   const Optimizer& optimizer;
   const Problem& problem;
   const Typed& gradients;
-  const Outcome& expected;
+  const UpdateOutcome& expected;
   std::int64_t step;
   float factor;
 
@@ -109,7 +109,7 @@ TEST_P(OptimizerTest, EveryLengthAlignmentAndType) {
   for (Element g_type : kGradientTypes) {
     const Typed gradients = round_to(g_type, problem.g);
     for (Element copy_type : kCopyTypes) {
-      const Outcome expected = expected_outcome(GetParam(), problem, gradients, copy_type, 3, 0.37f);
+      const UpdateOutcome expected = expected_update(GetParam(), problem, gradients, copy_type, 3, 0.37f);
       for (const CpuKernels* set : kernel_sets()) {
         const Call call{*set, GetParam(), problem, gradients, expected, 3, 0.37f};
         for (std::size_t count = 0; count <= 257; ++count) {
@@ -130,7 +130,7 @@ TEST_P(OptimizerTest, LongArraysOfAnyBits) {
                                                {Element::f16, Element::f16}};
   for (auto [g_type, copy_type] : types) {
     const Typed gradients = round_to(g_type, problem.g);
-    const Outcome expected = expected_outcome(GetParam(), problem, gradients, copy_type, 7, 1.0f);
+    const UpdateOutcome expected = expected_update(GetParam(), problem, gradients, copy_type, 7, 1.0f);
     for (const CpuKernels* set : kernel_sets()) {
       const Call call{*set, GetParam(), problem, gradients, expected, 7, 1.0f};
       ASSERT_TRUE(call(problem.size(), 3)) << describe(*set, g_type, copy_type);
@@ -143,7 +143,7 @@ TEST_P(OptimizerTest, SpecialValuesInEveryCombination) {
   for (Element g_type : kGradientTypes) {
     const Typed gradients = round_to(g_type, problem.g);
     for (float factor : {1.0f, 0.125f}) {
-      const Outcome expected = expected_outcome(GetParam(), problem, gradients, Element::f16, 1, factor);
+      const UpdateOutcome expected = expected_update(GetParam(), problem, gradients, Element::f16, 1, factor);
       for (const CpuKernels* set : kernel_sets()) {
         const Call call{*set, GetParam(), problem, gradients, expected, 1, factor};
         ASSERT_TRUE(call(problem.size(), 0)) << describe(*set, g_type, Element::f16);
@@ -156,7 +156,7 @@ TEST_P(OptimizerTest, StepsUpToAMillion) {
   const Problem problem = ordinary_problem(1000, 3);
   const Typed gradients = round_to(Element::f32, problem.g);
   for (std::int64_t step : {1, 2, 5, 10, 100, 1000, 10'000, 100'000, 1'000'000}) {
-    const Outcome expected = expected_outcome(GetParam(), problem, gradients, Element::bf16, step, 1.0f);
+    const UpdateOutcome expected = expected_update(GetParam(), problem, gradients, Element::bf16, step, 1.0f);
     for (const CpuKernels* set : kernel_sets()) {
       const Call call{*set, GetParam(), problem, gradients, expected, step, 1.0f};
       ASSERT_TRUE(call(problem.size(), 0)) << set->name << ", step " << step;

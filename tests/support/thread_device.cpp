@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <cstring>
 #include <deque>
 #include <exception>
 #include <mutex>
@@ -143,6 +144,7 @@ class ThreadArena final : public Arena {
     if (size_ == 0) return;
     shown_ = map(PROT_NONE);
     real_ = map(PROT_READ | PROT_WRITE);
+    std::memset(real_, 0xff, size_);  // what was there before: NaNs
     made(shown_, real_);
   }
   ~ThreadArena() override {

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <thread>
 
+#include "device/cuda_api.h"
 #include "spillway/comm/transports.h"
 #include "spillway/device/gpu.h"
 #include "train/training_runs.h"
@@ -84,7 +85,7 @@ TEST_F(NcclRanks, VerbsDoWhatTheirContractSays) {
     const int n = ranks.size(), me = ranks.rank();
     constexpr std::int64_t kLength = 5000;
     const auto options = torch::TensorOptions().dtype(torch::kFloat).device(device);
-    const StreamRef stream(static_cast<void*>(c10::cuda::getCurrentCUDAStream().stream()));
+    const StreamRef stream = cuda::named_stream(c10::cuda::getCurrentCUDAStream().stream());
     const torch::Tensor mine = torch::arange(kLength, options) + me;
 
     torch::Tensor from_before = torch::zeros({kLength}, options);

@@ -18,6 +18,10 @@ namespace spillway {
 /// the stream for those of ops on streams. `events` must outlive the lane.
 std::unique_ptr<Lane> make_stream_lane(std::string name, StreamRef stream, EventPool& events, LaneContext context);
 
+/// A lane of host work beside a device with streams: as make_thread_lane, and its thread may wait for the device's
+/// events. `device` must outlive the lane.
+std::unique_ptr<Lane> make_host_lane(std::string name, StreamDevice& device, LaneContext context);
+
 /// The stream that the calling thread's work goes to now. A framework's own; may change from call to call.
 using CurrentStream = std::function<StreamRef()>;
 

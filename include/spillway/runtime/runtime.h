@@ -265,6 +265,7 @@ class Runtime {
   /// Bytes that adding one element to its sum moves.
   std::int64_t bytes_of_sum(Sums sums) const;
   void make_store(const StateSpec& spec);
+  void clear_states();
   RuleArrays rule_arrays(std::int64_t parameter, float grad_factor) const;
   /// Calls visit with every view that only the pools hold: masters apart from working values, and optimizer states.
   template <class Visit>
