@@ -3,9 +3,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "core/config_reader.h"
 #include "core/strict_json.h"
@@ -329,6 +332,22 @@ Config Config::load(const std::filesystem::path& file) {
   return parse(read_config_file(file), file.string());
 }
 
+namespace {
+
+void check_device(const DeviceConfig& device) {
+  require(!device.memory || device.memory->value > 0,
+          fmt::format("device.memory is {} bytes; expected more than zero", device.memory.value_or(Bytes{}).value));
+  for (const auto& [key, value] :
+       {std::pair{"upload_bandwidth", device.upload_bandwidth},
+        std::pair{"download_bandwidth", device.download_bandwidth}, std::pair{"latency_us", device.latency.value * 1e6},
+        std::pair{"compute_rate", device.compute_rate}}) {
+    require(std::isfinite(value) && value >= 0,
+            fmt::format("device.{} is {}; expected a finite number, zero (not modelled) or more", key, value));
+  }
+}
+
+}  // namespace
+
 void Config::validate() const {
   require(precision == DType::f32 || precision == DType::bf16 || precision == DType::f16,
           fmt::format("precision {} is not one of fp32, bf16, fp16", to_string(precision)));
@@ -353,6 +372,10 @@ void Config::validate() const {
           "reduce_last_only needs stage 0 or 1, and the stage is 2, where a rank keeps accumulated gradients of its "
           "shards alone");
   require(threads >= 0, "threads is negative");
+  constexpr std::array kSets = {"", "baseline", "avx2", "avx512"};  // which of them this machine has, it says itself
+  require(std::find(kSets.begin(), kSets.end(), instruction_set) != kSets.end(),
+          fmt::format("instruction_set {} is not one of baseline, avx2, avx512", in_quotes(instruction_set)));
+  check_device(device);
 }
 
 }  // namespace spillway

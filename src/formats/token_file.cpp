@@ -10,6 +10,7 @@
 #include <optional>
 #include <utility>
 
+#include "core/strict_json.h"
 #include "formats/file_kind.h"
 #include "formats/mapped_file.h"
 #include "spillway/core/error.h"
@@ -119,9 +120,9 @@ void TokenFile::Impl::open_tensors(std::int64_t length) {
 void TokenFile::Impl::check_names() const {
   for (const std::string& name : tensors->names()) {
     if (name == "tokens" || name == "labels" || name == "documents") continue;
-    throw FileError(
-        fmt::format("{}: it holds a tensor \"{}\"; a token file has \"tokens\", and beside them \"labels\" {}",
-                    path.string(), name, "(-100 where a token is no target) and \"documents\" alone"));
+    throw FileError(fmt::format("{}: it holds a tensor {}; a token file has \"tokens\", and beside them \"labels\" {}",
+                                path.string(), in_quotes(name),
+                                "(-100 where a token is no target) and \"documents\" alone"));
   }
 }
 
