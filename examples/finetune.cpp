@@ -279,6 +279,19 @@ void print_job(const spillway::CausalLM& model, const spillway::DataLoader& load
               config.schedule.c_str());
 }
 
+// What was trained is not lost with an output that cannot be written.
+void evaluate_and_save(spillway::CausalLM& model, const std::optional<spillway::TokenFile>& eval_data, const Options& o,
+                       spillway::Engine& engine, finetune::Checkpoints& checkpoints, std::int64_t steps) {
+  engine.wait_parameters();
+  try {
+    print_evaluation("after training", model, eval_data, o, engine);
+    finetune::save_trained(model, engine, o, o.launch.rank == 0);
+  } catch (...) {
+    if (engine.rank_count() == 1) checkpoints.rescue(steps);  // others may not come to a save any more
+    throw;
+  }
+}
+
 int run(const Options& o) {
   finetune::check_lora_flags(o);
   if (o.dry_run) return dry_run(o);
@@ -340,9 +353,7 @@ int run(const Options& o) {
     if (o.eval_every > 0 && step % o.eval_every == 0 && step != steps)
       print_evaluation("so far", *model, eval_data, o, engine);
   }
-  engine.wait_parameters();
-  print_evaluation("after training", *model, eval_data, o, engine);
-  finetune::save_trained(*model, engine, o, o.launch.rank == 0);
+  evaluate_and_save(*model, eval_data, o, engine, checkpoints, steps);
   if (o.launch.rank > 0) return 0;
   print_generation(*model, eval_data ? *eval_data : data, o);
   std::printf("%s", spillway::describe(engine.summary()).c_str());
@@ -372,6 +383,9 @@ int main(int argc, char** argv) {
     return code == 0 ? 0 : kUsage;
   } catch (const spillway::OutOfMemory& error) {
     std::fprintf(stderr, "finetune: does not fit: %s\n", error.what());
+    return kDoesNotFit;
+  } catch (const c10::OutOfMemoryError& error) {  // of LibTorch's own allocator on a GPU
+    std::fprintf(stderr, "finetune: does not fit: %s\n", error.what_without_backtrace());
     return kDoesNotFit;
   } catch (const spillway::InvalidArgument& error) {
     std::fprintf(stderr, "finetune: %s\n", error.what());

@@ -129,6 +129,8 @@ class Checkpoints {
   std::int64_t resume();
   /// Saves after step number `step` where that is due. `now`: in any case.
   void save(std::int64_t step, bool now);
+  /// Where the run's output cannot be written: saves what was trained, and says where it is, or why not.
+  void rescue(std::int64_t step) noexcept;
 
  private:
   std::string position(std::int64_t step) const;

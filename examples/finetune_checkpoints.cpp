@@ -34,6 +34,14 @@ std::string what_is_left(const std::filesystem::path& folder) {
          ": once what is named here is mended (a full disk: with room for two checkpoints), go on with --resume";
 }
 
+// What a run can go on from where its newest checkpoint is refused.
+std::string what_is_before(const std::filesystem::path& folder) {
+  const auto complete = spillway::list_checkpoints(folder);
+  if (complete.size() < 2) return {};
+  return "; the one before is " + complete[complete.size() - 2].filename().string() + ": to go on from it, move " +
+         complete.back().filename().string() + " away";
+}
+
 std::filesystem::path folder_of(const Options& o) {
   return o.checkpoints.empty() ? std::filesystem::path(o.output) / "checkpoints" : std::filesystem::path(o.checkpoints);
 }
@@ -76,7 +84,12 @@ std::int64_t Checkpoints::resume() {
     std::printf("nothing to resume in %s: starting from the beginning\n", folder_.string().c_str());
     return 0;
   }
-  const std::string text = engine_.load(folder_);
+  std::string text;
+  try {
+    text = engine_.load(folder_);
+  } catch (const spillway::FileError& error) {
+    throw spillway::FileError(error.what() + what_is_before(folder_));
+  }
   // A stranger's may be nested as deep as no reader of it can go.
   const nlohmann::json saved = nlohmann::json::parse(
       text, [](int depth, nlohmann::json::parse_event_t, nlohmann::json&) { return depth <= 2; }, false);
@@ -120,6 +133,16 @@ void Checkpoints::save(std::int64_t step, bool now) {
   saved_ = step;
   std::printf("checkpoint %s\n", made.string().c_str());
   std::fflush(stdout);
+}
+
+void Checkpoints::rescue(std::int64_t step) noexcept {
+  try {
+    save(step, true);
+    std::fprintf(stderr, "finetune: what was trained is in %s: once what is named below is mended, --resume saves it\n",
+                 folder_.string().c_str());
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "finetune: what was trained cannot be kept in a checkpoint either: %s\n", error.what());
+  }
 }
 
 }  // namespace finetune

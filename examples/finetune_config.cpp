@@ -139,11 +139,11 @@ void apply_memory(const Options& o, spillway::Config& config, Overlay& overlay) 
 
 // The file may have left the working type to --precision, but not the type of sums in it.
 void require_sum_type(const spillway::LoadedConfig& loaded) {
-  const spillway::DType sums = loaded.sum_type.value_or(spillway::DType::f32);
-  spillway::require(sums == spillway::DType::f32 || sums == loaded.config.precision,
-                    loaded.origins.at("low_memory_accumulation") + ": " + std::string(to_string(sums)) +
-                        " is neither fp32 nor the working type " + std::string(to_string(loaded.config.precision)) +
-                        "; give --precision the same");
+  if (!loaded.sum_type || *loaded.sum_type == spillway::DType::f32 || *loaded.sum_type == loaded.config.precision)
+    return;
+  throw spillway::InvalidArgument(loaded.origins.at("low_memory_accumulation") + ": " +
+                                  std::string(to_string(*loaded.sum_type)) + " is neither fp32 nor the working type " +
+                                  std::string(to_string(loaded.config.precision)) + "; give --precision the same");
 }
 
 }  // namespace

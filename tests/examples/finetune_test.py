@@ -130,10 +130,21 @@ class FinetuneTest(unittest.TestCase):
         self.assertIn("without effect here: zero_optimization.offload_optimizer.pin_memory", text)
         out = self.finetune(*base)
         self.assertIn("3 steps of 2 x 4 rows, schedule zero_offload", out)
+        self.assertIn("--batch-size 2 replaces the 4 rows", self.finetune(*base, "--batch-size", 2, "--print-config"))
         file.write_text(text[text.index("//"):])
         again = self.finetune(*base[:-4], "--print-config")
         self.assertIn('"total_steps": 3', again)
         self.assertIn("saved to", self.finetune(*base[:-4], "--steps", 1, "--batch-size", 2))
+
+    def test_a_deepspeed_file_may_leave_the_working_type_to_the_flag(self):
+        file = self.folder / "sums.json"
+        file.write_text(json.dumps({"bf16": {"enabled": "auto"}, "data_types": {"grad_accum_dtype": "bf16"},
+                                    "gradient_clipping": 1}))
+        base = (*self.job(), "--offload", file, "--print-config", "--precision")
+        self.assertIn('"low_memory_accumulation": true', self.finetune(*base, "bf16"))
+        for precision in ("fp16", "fp32"):
+            self.assertIn("grad_accum_dtype: bf16 is neither fp32 nor the working type",
+                          self.finetune(*base, precision, expect=USAGE))
 
     def test_wrong_use_is_named(self):
         for arguments, words in (

@@ -98,6 +98,16 @@ def main():
         left = sorted(path.name for path in (killed.folder / "checkpoints").iterdir())
         demand(left == ["step-00000039", "step-00000040"], f"left behind: {left}")
 
+        newest = killed.folder / "checkpoints" / left[1]
+        largest = max(newest.iterdir(), key=lambda path: path.stat().st_size)
+        os.truncate(largest, largest.stat().st_size - 1)
+        code, out = killed.finish("--resume")
+        demand(code != 0 and "the one before is step-00000039" in out and "move step-00000040 away" in out, out)
+        newest.rename(scratch / "damaged")
+        code, out = killed.finish("--resume")
+        demand(code == 0 and "resumed after step 39" in out, out)
+        demand(killed.weights() == whole.weights(), "the weights after a damaged checkpoint are others")
+
         asked = Run(program, scratch, "asked", save_every=0)
         process = asked.start()
         for line in process.stdout:
@@ -112,6 +122,21 @@ def main():
 
         code, out = Run(program, scratch, "asked", seed=5).finish("--resume")
         demand(code == 2 and "seed" in out, f"another seed was accepted: {out}")
+
+        # An output that cannot be written at the end: what was trained is kept, and a resumed run writes it.
+        blocked = Run(program, scratch, "blocked", save_every=0)
+        blocked.folder.mkdir()
+        process = blocked.start()
+        for line in process.stdout:
+            if line.startswith("step 1/"):
+                (blocked.folder / "config.json").mkdir()
+                break
+        out, _ = process.communicate(timeout=60)
+        demand(process.returncode not in (0, INTERRUPTED) and "what was trained is in" in out, out)
+        (blocked.folder / "config.json").rmdir()
+        code, out = blocked.finish("--resume")
+        demand(code == 0 and "nothing is left to train" in out, out)
+        demand(blocked.weights() == whole.weights(), "the weights of the rescued run are others")
 
         adapted = Run(program, scratch, "adapted")
         for alpha, expected in ((4, 0), (8, 2), (4, 0)):
