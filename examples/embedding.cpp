@@ -127,13 +127,17 @@ void look_inside(Model& model, spillway::Engine& engine) {
   engine.set_gradient("head.weight", gradient * 0.5);
   engine.step();
 
+  // A step that is not to count: its micro-batches are forgotten.
+  engine.backward(loss_of(model, batch, engine), {.weight = batch.weight});
+  engine.discard_step();
+
   // Groups change from the next step on: 0 is the optimizer's own, then the configuration's, then those in code.
   engine.set_lr(5e-4);
   spillway::Hyperparameters slower = engine.hyperparameters(engine.group_of("head.weight"));
   slower.beta1 = 0.95;
   engine.set_hyperparameters(slower, engine.group_of("head.weight"));
 
-  // Parameters read outside of a gate: first wait for uploads that may be pending.
+  // Parameters read or written outside of a gate: first wait for uploads that may be pending.
   engine.wait_parameters();
   std::printf("head.weight is %.6f on average\n", model.head->weight.mean().item<double>());
 }

@@ -122,16 +122,21 @@ AttentionConstants::AttentionConstants(const ModelConfig& config) : window_(conf
   sliding_frequencies_ = rotary_frequencies(config, *config.sliding_rope_theta, /*scaled=*/false);
 }
 
+void AttentionConstants::forget() {
+  length_ = -1;
+  rotary_ = sliding_rotary_ = {};
+  full_.reset();
+  sliding_.reset();
+}
+
 void AttentionConstants::fit(const Tensor& hidden) {
   const torch::TensorOptions options = at::TensorOptions().dtype(hidden.scalar_type()).device(hidden.device());
   const bool fits =
       length_ == hidden.size(1) && options_.dtype() == options.dtype() && options_.device() == options.device();
   if (fits) return;
+  forget();
   length_ = hidden.size(1);
   options_ = options;
-  rotary_ = sliding_rotary_ = {};
-  full_.reset();
-  sliding_.reset();
 }
 
 const RotaryTables& AttentionConstants::rotary(const Tensor& hidden, bool sliding) {

@@ -46,6 +46,8 @@ class AttentionConstants {
   void set_positions(BlockInputs& inputs, torch::Tensor positions, torch::ScalarType type) const;
   /// Positions, rotary tables and masks of rows that hold several documents. Shapes: documents [batch, length] int64.
   BlockInputs of_documents(const torch::Tensor& documents, torch::ScalarType type) const;
+  /// Frees what is kept.
+  void forget();
 
  private:
   void fit(const torch::Tensor& hidden);

@@ -121,6 +121,10 @@ bool CausalLM::uses_dropout() const {
   return config_.embedding_dropout > 0 || config_.attention_dropout > 0 || config_.residual_dropout > 0;
 }
 
+void CausalLM::forget_tables() {
+  constants_->forget();
+}
+
 void CausalLM::set_dropout_seed(std::uint64_t seed) {
   dropout_->set_seed(seed);
 }

@@ -10,27 +10,13 @@
 
 #include "models/attention.h"
 #include "models/block_inputs.h"
+#include "models/evaluation_mode.h"
 #include "spillway/core/error.h"
 
 namespace spillway {
 namespace {
 
 using torch::Tensor;
-
-// Puts a model in evaluation mode, and back when done.
-class EvaluationMode {
- public:
-  explicit EvaluationMode(torch::nn::Module& module) : module_(module), was_training_(module.is_training()) {
-    module_.eval();
-  }
-  ~EvaluationMode() { module_.train(was_training_); }
-  EvaluationMode(const EvaluationMode&) = delete;
-  EvaluationMode& operator=(const EvaluationMode&) = delete;
-
- private:
-  torch::nn::Module& module_;
-  bool was_training_;
-};
 
 void check_options(const GenerateOptions& o) {
   require(o.max_new_tokens >= 0, fmt::format("{} new tokens were asked for; expected 0 or more.", o.max_new_tokens));

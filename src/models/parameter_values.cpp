@@ -18,6 +18,13 @@ bool is_resident(const torch::Tensor& tensor) {
 }  // namespace
 
 ParameterValues::ParameterValues(const CausalLM& model, Weights weights) : weights_(std::move(weights)) {
+  if (!weights_ && model.has_block_call()) {
+    throw StateError(
+        "The model's blocks are bound, so that its parameters may be older than its weights: go through the engine "
+        "that "
+        "has them, or, to save, pass the option weights ([&](const std::string& name) { return engine.weight(name); "
+        "}).");
+  }
   for (const auto& item : model.named_parameters()) {
     names_.push_back(item.key());
     parameters_.emplace(item.key(), item.value());

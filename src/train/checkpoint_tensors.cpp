@@ -10,6 +10,10 @@
 
 namespace spillway {
 
+torch::Tensor as_stored(const torch::Tensor& tensor) {
+  return tensor.is_complex() ? torch::view_as_real(tensor.detach().resolve_conj()) : tensor;
+}
+
 DType dtype_of(const torch::Tensor& tensor, const std::string& name) {
   switch (tensor.scalar_type()) {
     case torch::kFloat:
@@ -69,10 +73,30 @@ void set_random_state(torch::Device device, const torch::Tensor& state) {
   generator.set_state(state);
 }
 
+namespace {
+
+// A CPU generator's state begins with a seed (8 bytes), how many numbers are left before it makes more (4), whether it
+// is seeded (4), and the place of the next one (8). LibTorch looks at each by itself, and reads behind the end of its
+// 624 numbers where the two do not fit.
+void check_place(const torch::Tensor& state) {
+  constexpr std::uint64_t kNumbers = 624;
+  std::int32_t left = 0;
+  std::uint64_t next = 0;
+  check(state.nbytes() >= 24, "LibTorch has taken the state");
+  const auto* bytes = static_cast<const std::byte*>(state.const_data_ptr());
+  std::memcpy(&left, bytes + 8, sizeof(left));
+  std::memcpy(&next, bytes + 16, sizeof(next));
+  require(left >= 1 && next <= kNumbers && static_cast<std::uint64_t>(left) + next <= kNumbers + 1,
+          fmt::format("{} numbers left at place {} of {}", left, next, kNumbers));
+}
+
+}  // namespace
+
 void check_random_state(torch::Device device, const torch::Tensor& state, const std::string& where) {
   try {
     at::Generator generator = at::globalContext().defaultGenerator(device).clone();
     generator.set_state(state);
+    if (device.is_cpu()) check_place(state);
   } catch (const std::exception& error) {
     throw FileError(fmt::format("{}: random numbers cannot go on from what is stored: {}", where, error.what()));
   }

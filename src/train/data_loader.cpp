@@ -53,11 +53,12 @@ Batch DataLoader::next() {
     const auto row_of = [&](const torch::Tensor& tensor) {
       return std::span(tensor.mutable_data_ptr<std::int64_t>() + i * length, static_cast<std::size_t>(length));
     };
-    const std::int64_t row = row_at(position_++);
+    const std::int64_t row = row_at(position_ + i);
     file_.read(row, vocabulary_, row_of(batch.inputs), row_of(batch.targets));
     if (batch.documents.defined()) file_.read_documents(row, row_of(batch.documents));
   }
   batch.valid_targets = (batch.targets != -100).sum().item<std::int64_t>();
+  position_ += options_.batch_size;  // not before all could be read
   return batch;
 }
 

@@ -28,7 +28,7 @@ std::string_view to_string(StepStatus status) {
 
 Engine::Engine(torch::nn::Module& model, Config config, EngineOptions options)
     : impl_(std::make_unique<Impl>(model, std::move(config), std::move(options))) {
-  if (impl_->causal_lm != nullptr) impl_->causal_lm->set_block_call(block_call());
+  for (CausalLM* model : impl_->causal_lms) model->set_block_call(block_call());
 }
 
 Engine::~Engine() = default;
@@ -41,36 +41,6 @@ BlockCall Engine::block_call() {
     const BlockScope scope(*this, block, inputs.empty() ? 0 : rows_of(inputs.front()));
     return forward(inputs);
   };
-}
-
-std::int64_t Engine::rows_of(const torch::Tensor& tensor) {
-  if (!tensor.defined() || tensor.dim() == 0) return 0;
-  return tensor.is_floating_point() && tensor.size(-1) > 0 ? tensor.numel() / tensor.size(-1) : tensor.numel();
-}
-
-std::int64_t Engine::enter_block(const torch::nn::Module& module, std::int64_t rows) {
-  const TorchDeviceScope device(impl_->config.device);
-  GatedBlock& block = impl_->gated_block(module);
-  for (std::int64_t chunk : block.chunks) impl_->runtime->wait_parameters(chunk);
-  impl_->pace(0);  // the wait for uploads is no computation
-  for (std::int64_t parameter : block.parameters) {
-    impl_->gated[static_cast<std::size_t>(parameter)] = true;
-    impl_->rows[static_cast<std::size_t>(parameter)] = rows;
-  }
-  impl_->open_blocks.push_back({&block, Trace::now(), rows});
-  return block.index;
-}
-
-void Engine::leave_block(std::int64_t index) noexcept {
-  const OpenBlock open = impl_->open_blocks.back();
-  impl_->open_blocks.pop_back();
-  try {
-    const TorchDeviceScope device(impl_->config.device);
-    // Forward multiplies each row with each element once: two operations.
-    impl_->pace(2.0 * open.block->elements * static_cast<double>(open.rows));
-  } catch (...) {  // a device that fails here is reported by the next call that waits for it
-  }
-  impl_->machine->trace().span(impl_->forward_track, open.block->label, open.begin_ns, Trace::now(), 0, index);
 }
 
 namespace {
@@ -125,6 +95,14 @@ void Engine::add_backward(const torch::Tensor& loss, const BackwardOptions& opti
 StepResult Engine::step() {
   impl_->check_usable();
   return impl_->together([this] { return take_step(); });
+}
+
+void Engine::discard_step() {
+  Impl& s = *impl_;
+  s.check_usable();
+  const TorchDeviceScope device(s.config.device);
+  s.together([&s] { s.runtime->wait_discard_gradients(); });
+  s.forget_step();
 }
 
 StepResult Engine::take_step() {

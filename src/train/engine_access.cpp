@@ -89,6 +89,7 @@ std::int64_t Engine::Impl::find_parameter(const std::string& name) const {
 torch::Tensor Engine::Impl::read(std::int64_t parameter, StateRole role) {
   check_holds_states();
   const TorchDeviceScope device(config.device);
+  wait_landed();
   const HostScope host;
   const torch::NoGradGuard no_grad;
   torch::Tensor out = torch::empty(plan.trainable[static_cast<std::size_t>(parameter)].tensor.sizes(), torch::kFloat);
@@ -101,6 +102,7 @@ void Engine::Impl::write(std::int64_t parameter, StateRole role, const torch::Te
   const TorchDeviceScope device(config.device);
   const ModelParameter& target = plan.trainable[static_cast<std::size_t>(parameter)];
   check_value(target.name, target.tensor, value);
+  wait_landed();
   const HostScope host;
   const torch::Tensor wide = value.detach().to(torch::kCPU, torch::kFloat).contiguous();
   runtime->write(role, parameter, wide.const_data_ptr<float>());
@@ -135,7 +137,7 @@ std::size_t Engine::group_of(const std::string& name) const {
 void Engine::wait_parameters() {
   impl_->check_holds_states();
   const TorchDeviceScope device(impl_->config.device);
-  impl_->runtime->wait_all();
+  impl_->wait_landed();
 }
 
 torch::Tensor Engine::weight(const std::string& name) {

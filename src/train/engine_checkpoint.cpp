@@ -64,16 +64,23 @@ std::vector<TensorSource> Engine::Impl::checkpoint_tensors() {
   out.push_back(source_of(random + "cpu", random_state(torch::kCPU)));
   const torch::Device device = torch_device(config.device);
   if (!device.is_cpu()) out.push_back(source_of(random + "device", random_state(device)));
-  if (causal_lm != nullptr && causal_lm->uses_dropout()) {
-    out.push_back(source_of(random + "dropout", causal_lm->dropout_state()));
-  }
+  for (const auto& [name, model] : dropout_states()) out.push_back(source_of(random + name, model->dropout_state()));
   if (ranks != nullptr && ranks->rank() > 0) return out;  // what all ranks have, the first one writes
   for (std::size_t i = 0; i < plan.frozen.size(); ++i) {
     const torch::Tensor& tensor = plan.frozen[i].tensor;
     if (tensor._version() != frozen_versions[i]) out.push_back(source_of("frozen/" + plan.frozen[i].name, tensor));
   }
   for (const auto& buffer : module.named_buffers()) {
-    if (buffer.value().defined()) out.push_back(source_of("buffer/" + buffer.key(), buffer.value()));
+    if (buffer.value().defined()) out.push_back(source_of("buffer/" + buffer.key(), as_stored(buffer.value())));
+  }
+  return out;
+}
+
+std::vector<std::pair<std::string, CausalLM*>> Engine::Impl::dropout_states() const {
+  std::vector<std::pair<std::string, CausalLM*>> out;
+  for (CausalLM* model : causal_lms) {
+    if (!model->uses_dropout()) continue;
+    out.emplace_back(out.empty() ? "dropout" : fmt::format("dropout-{}", out.size()), model);
   }
   return out;
 }
@@ -174,7 +181,7 @@ std::filesystem::path Engine::save(const std::filesystem::path& root, const Chec
   require(options.keep >= 0, fmt::format("keep is {}; expected zero (all) or more", options.keep));
   const HostScope host;
   s.check_parameters();  // masters of weights that the program wrote are brought up to date
-  s.runtime->wait_all();
+  s.wait_landed();
   if (s.ranks != nullptr) return s.together([&] { return s.save_with_ranks(root, options); });
   CheckpointWriter writer(root, s.updates);
   for (CheckpointFile& file : s.write_parts(writer.aside(), options)) writer.add_part(std::move(file));

@@ -6,12 +6,14 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/cpu_kernels.h"
 #include "spillway/core/error.h"
 #include "spillway/core/nearest.h"
 #include "spillway/runtime/cores.h"
 #include "spillway/train/lr_schedule.h"
+#include "train/random_numbers.h"
 
 namespace spillway {
 namespace {
@@ -49,7 +51,7 @@ bool worth_a_line(std::int64_t count) {
 
 Engine::Impl::Impl(torch::nn::Module& m, Config c, EngineOptions o)
     : module(m),
-      causal_lm(dynamic_cast<CausalLM*>(&m)),
+      causal_lms(causal_lms_in(m)),
       config(std::move(c)),
       options(std::move(o)),
       buffers(m.buffers()),
@@ -76,6 +78,7 @@ Engine::Impl::Impl(torch::nn::Module& m, Config c, EngineOptions o)
   schedule = plan.schedule->make(*runtime);
   for (const ModelParameter& parameter : plan.trainable) versions.push_back(parameter.tensor._version());
   gated.assign(plan.trainable.size(), false);
+  on_its_way.assign(plan.trainable.size(), false);
   rows.assign(plan.trainable.size(), 0);
   forward_track = machine->trace().track("forward");
   engine_track = machine->trace().track("engine");
@@ -87,6 +90,7 @@ Engine::Impl::Impl(torch::nn::Module& m, Config c, EngineOptions o)
       if (ranks != nullptr) check_same_weights(std::exchange(weight_checksums, {}));
     });
     cap_torch_memory(config.device, *machine->ledger(Tier::device));
+    reset_torch_memory_peak(config.device);  // another engine's was before
     if (config.low_memory_accumulation && config.precision != DType::f32) {
       log(options.log, LogLevel::warning,
           fmt::format("low-memory accumulation: gradients are summed in {}, so sums of many micro-batches lose small "
@@ -104,14 +108,12 @@ Engine::Impl::Impl(torch::nn::Module& m, Config c, EngineOptions o)
     throw;
   }
   for (const ModelParameter& parameter : plan.frozen) frozen_versions.push_back(parameter.tensor._version());
-  if (machine->kind() == DeviceKind::emulated) {
-    device_scope = std::make_unique<DeviceScope>(machine->ledger(Tier::device));
-  }
+  device_scope = count_memory();
 }
 
 Engine::Impl::~Impl() {
   const TorchDeviceScope device(config.device);
-  if (causal_lm != nullptr) causal_lm->set_block_call({});
+  for (CausalLM* model : causal_lms) model->set_block_call({});
   device_scope.reset();
   // What failed on this rank may have left the others, and this one's network lane, waiting.
   if (ranks != nullptr && std::uncaught_exceptions() > 0) ranks->fail("its engine was left by an exception");
@@ -145,6 +147,9 @@ void Engine::Impl::set_hooks() {
     torch::autograd::impl::set_post_acc_grad_hooks(
         tensor, std::make_unique<GradientHook>([this, i] { on_gradient(static_cast<std::int64_t>(i)); }));
   }
+  for (const ModelParameter& parameter : plan.frozen) {  // so that no other engine takes it
+    torch::autograd::impl::set_post_acc_grad_hooks(parameter.tensor, std::make_unique<GradientHook>([] {}));
+  }
 }
 
 void Engine::Impl::on_gradient(std::int64_t index) {
@@ -154,7 +159,8 @@ void Engine::Impl::on_gradient(std::int64_t index) {
   if (!in_backward) {
     slot.reset();  // else the next backward would add to it
     throw StateError(fmt::format(
-        "parameter {} got a gradient outside Engine::backward: call engine.backward(loss) instead of loss.backward()",
+        "parameter {} got a gradient outside Engine::backward: call engine.backward(loss) instead of loss.backward() "
+        "(torch::autograd::grad through a recomputed block comes here too)",
         parameter.name));
   }
   require(slot.layout() == torch::kStrided,
@@ -181,6 +187,7 @@ void Engine::Impl::run_backward(const torch::Tensor& loss, double seed, bool las
                     "gradients as they come)",
                     parameter.name));
   }
+  const std::unique_ptr<DeviceScope> memory = count_memory();
   const std::int64_t begin = Trace::now();
   pace(0);
   uses_left.clear();
@@ -211,7 +218,13 @@ void Engine::Impl::forget_step() {
   weight_sum = 0;
 }
 
+void Engine::Impl::check_thread() const {
+  if (std::this_thread::get_id() == thread) return;
+  throw StateError("this engine was made by another thread: the thread that makes an engine makes all calls to it");
+}
+
 void Engine::Impl::check_holds_states() const {
+  check_thread();
   if (released) throw StateError("this engine was released: its states are not in memory; call restore() first");
 }
 
@@ -243,7 +256,8 @@ void Engine::Impl::check_parameters() {
                       parameter.name));
     }
     if (parameter.tensor._version() == versions[i]) continue;
-    runtime->load_masters(static_cast<std::int64_t>(i));  // written by the program since the last step
+    note_landed(i);
+    runtime->load_masters(static_cast<std::int64_t>(i));
     versions[i] = parameter.tensor._version();
   }
   for (const ModelParameter& parameter : plan.frozen) {
@@ -301,16 +315,6 @@ void Engine::Impl::list_unused(const std::vector<std::size_t>& updated) const {
                   plan.trainable.size(), names, unused > 5 ? ", ..." : ""));
 }
 
-void Engine::Impl::wait_for_ungated_chunks() {
-  for (std::size_t c = 0; c < plan.layout->chunks().size(); ++c) {
-    const auto segments = plan.layout->chunk_segments(static_cast<std::int64_t>(c));
-    const bool all_gated = std::all_of(segments.begin(), segments.end(), [&](const Segment& segment) {
-      return gated[static_cast<std::size_t>(segment.parameter)];
-    });
-    if (!all_gated) runtime->wait_parameters(static_cast<std::int64_t>(c));
-  }
-}
-
 StepResult Engine::Impl::finish_step(StepStatus status, double norm) {
   StepResult result;
   result.status = status;
@@ -329,30 +333,6 @@ StepResult Engine::Impl::finish_step(StepStatus status, double norm) {
   result.host_peak = machine->ledger(Tier::pinned)->peak() + machine->ledger(Tier::host)->peak();
   forget_step();
   return result;
-}
-
-// ---- the gate ------------------------------------------------------------------------------------------------------
-
-GatedBlock& Engine::Impl::gated_block(const torch::nn::Module& block) {
-  const auto found = blocks.find(&block);
-  if (found != blocks.end()) return found->second;
-  GatedBlock made;
-  made.index = static_cast<std::int64_t>(blocks.size());
-  made.label = machine->trace().label("forward block");
-  std::unordered_map<const void*, std::int64_t> index_of;
-  for (std::size_t i = 0; i < plan.trainable.size(); ++i) {
-    index_of.emplace(plan.trainable[i].tensor.unsafeGetTensorImpl(), static_cast<std::int64_t>(i));
-  }
-  for (const torch::Tensor& tensor : block.parameters()) {
-    made.elements += static_cast<double>(tensor.numel());
-    const auto known = index_of.find(tensor.unsafeGetTensorImpl());
-    if (known == index_of.end()) continue;
-    made.parameters.push_back(known->second);
-    for (const Segment& segment : plan.layout->parameter_segments(known->second)) made.chunks.push_back(segment.chunk);
-  }
-  std::sort(made.chunks.begin(), made.chunks.end());
-  made.chunks.erase(std::unique(made.chunks.begin(), made.chunks.end()), made.chunks.end());
-  return blocks.emplace(&block, std::move(made)).first->second;
 }
 
 }  // namespace spillway

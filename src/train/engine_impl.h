@@ -9,7 +9,9 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "spillway/runtime/machine.h"
@@ -25,6 +27,7 @@ namespace spillway {
 /// A block that went through the gate.
 struct GatedBlock {
   std::int64_t index = 0;
+  std::vector<const void*> identities;  // of all its parameters
   TraceLabel label;
   std::vector<std::int64_t> parameters;  // trainable ones
   std::vector<std::int64_t> chunks;
@@ -60,6 +63,7 @@ struct OpenBlock {
   GatedBlock* block = nullptr;
   std::int64_t begin_ns = 0;
   std::int64_t rows = 0;
+  std::unique_ptr<DeviceScope> memory;  // what the block makes counts for this engine
 };
 
 struct Engine::Impl {
@@ -88,6 +92,7 @@ struct Engine::Impl {
   void move_working_values();
   /// Gives every parameter that lies in a pool ordinary memory. Throws: OutOfMemory; then some are moved.
   void move_out();
+  void check_thread() const;
   /// Throws: StateError where the engine is released or failed.
   void check_holds_states() const;
   void check_between_steps(const char* what) const;
@@ -123,6 +128,8 @@ struct Engine::Impl {
   CheckpointManifest checkpoint_manifest(const std::string& program);
   std::vector<CheckpointFile> write_parts(const std::filesystem::path& aside, const CheckpointOptions& options);
   std::filesystem::path save_with_ranks(const std::filesystem::path& root, const CheckpointOptions& options);
+  /// The models whose dropout checkpoints keep, and what it is called there.
+  std::vector<std::pair<std::string, CausalLM*>> dropout_states() const;
   /// Of the names of this rank's random number generators in checkpoints.
   std::string random_prefix() const;
   /// The ranks' texts, in rank order. Blocks: until all ranks have called.
@@ -159,7 +166,13 @@ struct Engine::Impl {
   StepResult skip_not_finite(double norm);
   /// Says once which trained parameters had no gradient in the first update, `updated` being those that had.
   void list_unused(const std::vector<std::size_t>& updated) const;
+  /// Awaits the updated weights that no gate will; the others' parameters are noted as being on their way.
   void wait_for_ungated_chunks();
+  /// A parameter's weights have come. Throws: StateError where the program wrote to it before that.
+  void note_landed(std::size_t trainable);
+  void wait_landed();
+  /// On the emulated device: where this thread's allocations count.
+  std::unique_ptr<DeviceScope> count_memory() const;
   /// The most the device held: by the pools, and by LibTorch.
   Bytes device_peak() const { return machine->ledger(Tier::device)->peak() + torch_memory_peak(config.device); }
   void check_state_number(std::int64_t k) const;
@@ -168,7 +181,7 @@ struct Engine::Impl {
   void write(std::int64_t parameter, StateRole role, const torch::Tensor& value);
 
   torch::nn::Module& module;
-  CausalLM* const causal_lm;  // the module, where it is one
+  const std::vector<CausalLM*> causal_lms;  // in the module, or the module itself
   const Config config;
   const EngineOptions options;
   const std::vector<torch::Tensor> buffers;  // the module's
@@ -180,6 +193,8 @@ struct Engine::Impl {
   std::unique_ptr<Runtime> runtime;
   std::unique_ptr<Schedule> schedule;
   std::unique_ptr<DeviceScope> device_scope;
+
+  const std::thread::id thread = std::this_thread::get_id();  // that may call
 
   // ---- the step that is going on
   bool in_backward = false;
@@ -210,7 +225,8 @@ struct Engine::Impl {
   // ---- the gate
   std::unordered_map<const torch::nn::Module*, GatedBlock> blocks;
   std::vector<OpenBlock> open_blocks;
-  std::vector<bool> gated;         // parameters whose block went through the gate since the last step
+  std::vector<bool> gated;       // parameters whose block's training forward went through the gate since the last step
+  std::vector<bool> on_its_way;  // parameters whose weights the next gate awaits
   std::vector<std::int64_t> rows;  // of each parameter's block when it last went through
   TraceTrack forward_track, engine_track;
   std::vector<const void*> known_parameters;  // of the module when the engine was made, in its order

@@ -9,18 +9,64 @@
 
 #include "spillway/core/error.h"
 #include "train/engine_impl.h"
+#include "train/random_numbers.h"
 
 namespace spillway {
 
 // ---- the profiling step --------------------------------------------------------------------------------------------
+
+namespace {
+
+// What a forward may change beside its activations, as it is now: set back at the end.
+class ForwardState {
+ public:
+  ForwardState(const std::vector<CausalLM*>& models, const std::vector<torch::Tensor>& buffers, torch::Device device)
+      : random_(models, device) {
+    const HostScope host;
+    for (const torch::Tensor& buffer : buffers) {
+      if (buffer.defined()) kept_.push_back({buffer, copy_of(buffer)});
+    }
+  }
+  ~ForwardState() {
+    const HostScope host;
+    const torch::NoGradGuard no_grad;
+    try {
+      random_.set();
+      for (Kept& kept : kept_) {
+        // Running statistics are written without a trace in the version counter.
+        if (!torch::equal(copy_of(kept.buffer), kept.values)) kept.buffer.copy_(kept.values);
+      }
+    } catch (const std::exception&) {  // a device that fails here has failed before, where it was reported
+    }
+  }
+  ForwardState(const ForwardState&) = delete;
+  ForwardState& operator=(const ForwardState&) = delete;
+
+ private:
+  struct Kept {
+    torch::Tensor buffer, values;
+  };
+  static torch::Tensor copy_of(const torch::Tensor& buffer) {
+    return buffer.detach().to(torch::kCPU, buffer.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+  }
+  const RandomNumbers random_;
+  std::vector<Kept> kept_;
+};
+
+}  // namespace
 
 MemoryPlan Engine::profile(const std::function<torch::Tensor()>& loss) {
   Impl& s = *impl_;
   s.check_usable();
   s.check_between_steps("profile()");
   MemoryLedger& ledger = *s.machine->ledger(Tier::device);
+  const TorchDeviceScope device(s.config.device);
   {
+    const ForwardState forward_state(s.causal_lms, s.buffers, torch_device(s.config.device));
+    const std::unique_ptr<DeviceScope> memory = s.count_memory();
+    const std::vector<bool> gated = s.gated;  // the next training forward may go another way
     const MemoryLedger::Unlimited unlimited(ledger);
+    lift_torch_cap(s.config.device);
     ledger.reset_peak();
     reset_torch_memory_peak(s.config.device);
     s.profiling = true;
@@ -32,9 +78,13 @@ MemoryPlan Engine::profile(const std::function<torch::Tensor()>& loss) {
       });
     } catch (...) {
       s.profiling = false;
+      s.gated = gated;
+      cap_torch_memory(s.config.device, ledger);
       throw;
     }
     s.profiling = false;
+    s.gated = gated;
+    cap_torch_memory(s.config.device, ledger);
     s.runtime->wait_discard_gradients();  // with several ranks: zeros
   }
   s.plan.memory[Tier::device][MemoryUse::activations] =
@@ -103,12 +153,14 @@ void ReleasedStates::load(void* data, std::size_t bytes) {
 
 void Engine::release(const std::optional<std::filesystem::path>& file) {
   Impl& s = *impl_;
+  s.check_thread();
+  if (s.released) return;
   s.check_usable();
   s.check_between_steps("release()");
   const TorchDeviceScope device(s.config.device);
   s.check_parameters();
   auto states = std::make_unique<ReleasedStates>(file);
-  s.runtime->wait_all();
+  s.wait_landed();
   s.runtime->release([&](const void* data, std::size_t bytes) { states->save(data, bytes); },
                      [&] {
                        states->rewind();
@@ -120,12 +172,17 @@ void Engine::release(const std::optional<std::filesystem::path>& file) {
                        }
                      });
   s.released = std::move(states);
+  for (CausalLM* model : s.causal_lms) {
+    model->set_block_call({});
+    model->forget_tables();
+  }
   lift_torch_cap(s.config.device);  // what comes next may use all of the device
 }
 
 void Engine::restore() {
   Impl& s = *impl_;
-  if (!s.released) throw StateError("restore() without a release() before it");
+  s.check_thread();
+  if (!s.released) return;
   const TorchDeviceScope device(s.config.device);
   if (s.runtime->released()) {  // else an earlier restore() came this far
     empty_torch_cache(s.config.device);
@@ -135,6 +192,7 @@ void Engine::restore() {
   s.move_working_values();
   cap_torch_memory(s.config.device, *s.machine->ledger(Tier::device));
   s.released.reset();
+  for (CausalLM* model : s.causal_lms) model->set_block_call(block_call());
 }
 
 }  // namespace spillway

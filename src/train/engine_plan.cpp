@@ -8,6 +8,7 @@
 
 #include "spillway/core/error.h"
 #include "spillway/runtime/machine.h"
+#include "train/checkpoint_tensors.h"
 
 namespace spillway {
 namespace {
@@ -26,6 +27,9 @@ std::vector<Hyperparameters> all_hyperparameters(const Config& config, const Eng
 EnginePlan make_engine_plan(const torch::nn::Module& model, const Config& config, const EngineOptions& options) {
   config.validate();
   EnginePlan plan;
+  for (const auto& buffer : model.named_buffers()) {
+    if (buffer.value().defined()) static_cast<void>(dtype_of(as_stored(buffer.value()), buffer.key()));
+  }
   plan.hyperparameters = all_hyperparameters(config, options);
   std::vector<PlannedParameter> planned;
   for (ModelParameter& parameter : collect_parameters(model, config, options.groups)) {

@@ -155,6 +155,7 @@ void Engine::Impl::take_checkpoint(const CheckedCheckpoint& checked, const Check
   Bytes total, done;
   for (const CheckpointFile& file : checked.manifest.files) total += file.bytes;
   runtime->wait_all();
+  on_its_way.assign(on_its_way.size(), false);  // what was written before counts no more
   try {
     for (std::size_t i = 0; i < checked.actions.size(); ++i) {
       checked.actions[i]();
@@ -216,7 +217,7 @@ std::vector<std::function<void()>> Engine::Impl::checkpoint_actions(StateFiles& 
     if (files.contains("frozen/" + parameter.name)) copy_into("frozen/" + parameter.name, parameter.tensor.detach());
   }
   for (const auto& buffer : module.named_buffers()) {
-    if (buffer.value().defined()) copy_into("buffer/" + buffer.key(), buffer.value());
+    if (buffer.value().defined()) copy_into("buffer/" + buffer.key(), as_stored(buffer.value()));
   }
   const auto take_random = [&](const std::string& name, torch::Device device) {
     const torch::Tensor state = tensor_of(files.get(name, DType::u8, random_state(device).sizes().vec()), torch::kByte);
@@ -228,17 +229,17 @@ std::vector<std::function<void()>> Engine::Impl::checkpoint_actions(StateFiles& 
     take_random(random + "cpu", torch::kCPU);
   const torch::Device device = torch_device(config.device);
   if (!device.is_cpu() && files.contains(random + "device")) take_random(random + "device", device);
-  if (causal_lm != nullptr && causal_lm->uses_dropout() &&
-      files.has_shape(random + "dropout", causal_lm->dropout_state())) {
-    const torch::Tensor before = causal_lm->dropout_state();
-    const torch::Tensor masks = tensor_of(files.get(random + "dropout", DType::u8, before.sizes().vec()), torch::kByte);
+  for (const auto& [name, model] : dropout_states()) {
+    const torch::Tensor before = model->dropout_state();
+    if (!files.has_shape(random + name, before)) continue;
+    const torch::Tensor masks = tensor_of(files.get(random + name, DType::u8, before.sizes().vec()), torch::kByte);
     try {
-      causal_lm->set_dropout_state(masks);
+      model->set_dropout_state(masks);
     } catch (const std::exception& error) {
-      throw FileError(fmt::format("{}dropout: masks cannot go on from what is stored: {}", random, error.what()));
+      throw FileError(fmt::format("{}{}: masks cannot go on from what is stored: {}", random, name, error.what()));
     }
-    causal_lm->set_dropout_state(before);
-    actions.push_back([this, masks] { causal_lm->set_dropout_state(masks); });
+    model->set_dropout_state(before);
+    actions.push_back([model = model, masks] { model->set_dropout_state(masks); });
   }
   files.leave_others_random();  // of other ranks, or another kind of device: masks drawn there cannot be drawn here
   return actions;

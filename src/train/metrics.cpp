@@ -11,6 +11,7 @@
 #include <system_error>
 #include <utility>
 
+#include "models/evaluation_mode.h"
 #include "spillway/core/error.h"
 #include "spillway/plan/run_plan.h"
 
@@ -76,8 +77,7 @@ namespace {
 std::pair<double, std::int64_t> sum_losses(CausalLM& model, const TokenFile& file, std::int64_t batch_size,
                                            std::int64_t most_batches, int rank, int ranks) {
   const torch::NoGradGuard no_grad;
-  const bool was_training = model.is_training();
-  model.eval();
+  const EvaluationMode evaluation(model);
   const torch::Device device = model.parameters().front().device();
   double sum = 0;
   std::int64_t valid = 0, batches = 0;
@@ -89,7 +89,6 @@ std::pair<double, std::int64_t> sum_losses(CausalLM& model, const TokenFile& fil
                .item<double>();
     valid += batch.valid_targets;
   }
-  model.train(was_training);
   return {sum, valid};
 }
 

@@ -27,9 +27,27 @@ void check_parameter(const std::string& name, const torch::Tensor& tensor, DType
   require(tensor.scalar_type() == torch::kFloat || tensor.scalar_type() == to_scalar_type(precision),
           fmt::format("parameter {} is {}, but the configured precision is {}: expected that type, or fp32", name,
                       c10::toString(tensor.scalar_type()), to_string(precision)));
-  require(
-      torch::autograd::impl::post_acc_grad_hooks(tensor) == nullptr,
-      fmt::format("parameter {} already has a hook after its gradient: is another engine using this module?", name));
+  require(tensor.is_leaf(), fmt::format("parameter {} is the result of an operation (as torch::randn(...) * 0.02 of a "
+                                        "tensor that requires gradients is), so gradients would pass it by: make it "
+                                        "under NoGradGuard, or detach() it, before it is registered",
+                                        name));
+  require(torch::autograd::impl::post_acc_grad_hooks(tensor) == nullptr,
+          fmt::format("parameter {} already has a hook after its gradient: is another engine using it?", name));
+}
+
+// Each forward would round all masters of such a weight: LibTorch scales its rows in place.
+void check_embeddings(const torch::nn::Module& model, DType precision) {
+  if (precision == DType::f32) return;
+  for (const auto& entry : model.named_modules(std::string(), /*include_self=*/false)) {
+    const auto embedding = std::dynamic_pointer_cast<torch::nn::EmbeddingImpl>(entry.value());
+    const auto bag = std::dynamic_pointer_cast<torch::nn::EmbeddingBagImpl>(entry.value());
+    const bool writes = (embedding && embedding->weight.requires_grad() && embedding->options.max_norm().has_value()) ||
+                        (bag && bag->weight.requires_grad() && bag->options.max_norm().has_value());
+    require(!writes,
+            fmt::format("the embedding {} has max_norm, which writes to its weight in every forward: in {} its "
+                        "masters would be rounded each time; take max_norm out, or train in fp32",
+                        entry.key(), to_string(precision)));
+  }
 }
 
 bool applies(const GroupRule& rule, const std::string& name, const torch::Tensor& tensor) {
@@ -49,6 +67,7 @@ int group_of_tensor(const std::string& name, const torch::Tensor& tensor, const 
 
 std::vector<ModelParameter> collect_parameters(const torch::nn::Module& model, const Config& config,
                                                const std::vector<GroupRule>& rules) {
+  check_embeddings(model, config.precision);
   std::vector<ModelParameter> out;
   std::unordered_map<const void*, std::size_t> tensors;  // where each stands in `out`
   std::unordered_map<const void*, std::string> storages;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/recompute.h"
 
+#include <ATen/autocast_mode.h>
+#include <fmt/format.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include <algorithm>
@@ -11,6 +13,7 @@
 
 #include "spillway/core/error.h"
 #include "train/engine_impl.h"
+#include "train/random_numbers.h"
 
 namespace spillway {
 namespace {
@@ -63,45 +66,6 @@ struct Recompute : torch::autograd::Function<Recompute> {
     }
     return all;
   }
-};
-
-// The state of LibTorch's own random numbers on a device.
-class RandomState {
- public:
-  explicit RandomState(torch::Device device) : generator_(at::globalContext().defaultGenerator(device)) {
-    const HostScope host;  // a generator's state is no device memory
-    const std::scoped_lock lock(generator_.mutex());
-    state_ = generator_.get_state();
-  }
-  void set() const {
-    at::Generator generator = generator_;
-    const std::scoped_lock lock(generator.mutex());
-    generator.set_state(state_);
-  }
-
- private:
-  at::Generator generator_;
-  torch::Tensor state_;
-};
-
-// Everything random that a block may draw from, as it is now.
-class RandomNumbers {
- public:
-  RandomNumbers(CausalLM* model, torch::Device device) : model_(model) {
-    states_.emplace_back(torch::kCPU);
-    if (!device.is_cpu()) states_.emplace_back(device);
-    const HostScope host;
-    if (model_ != nullptr && model_->uses_dropout()) dropout_ = model_->dropout_state();
-  }
-  void set() const {
-    for (const RandomState& state : states_) state.set();
-    if (dropout_.defined()) model_->set_dropout_state(dropout_);
-  }
-
- private:
-  CausalLM* model_;
-  std::vector<RandomState> states_;
-  torch::Tensor dropout_;
 };
 
 }  // namespace
@@ -253,6 +217,22 @@ void Engine::refuse_recompute(const torch::nn::Module& block) {
                         "{.recompute = false}");
 }
 
+namespace {
+
+bool autocasts(torch::Device device) {
+  return at::autocast::is_autocast_enabled(torch::kCPU) || at::autocast::is_autocast_enabled(device.type());
+}
+
+std::vector<std::int64_t> versions_of(const std::vector<torch::Tensor>& tensors) {
+  std::vector<std::int64_t> out;
+  for (const torch::Tensor& tensor : tensors) {
+    out.push_back(tensor.defined() && !tensor.is_inference() ? tensor._version() : 0);
+  }
+  return out;
+}
+
+}  // namespace
+
 std::vector<torch::Tensor> Engine::call_recomputed(torch::nn::Module& block, BlockForward forward,
                                                    std::vector<torch::Tensor> inputs, std::int64_t rows) {
   Impl& s = *impl_;
@@ -263,16 +243,19 @@ std::vector<torch::Tensor> Engine::call_recomputed(torch::nn::Module& block, Blo
     const BlockScope scope(*this, block, rows);
     return forward(inputs);
   }
+  const torch::Device device = torch_device(s.config.device);
+  require(!autocasts(device), fmt::format("recompute of {} under autocast, which the second forward would not have: "
+                                          "let the engine's precision choose the type instead",
+                                          block.name()));
   auto call = c10::make_intrusive<RecomputedCall>();
   call->forward = std::move(forward);
   for (const torch::Tensor& parameter : block.parameters()) {
     if (parameter.requires_grad()) call->parameters.push_back(parameter);
   }
-  const torch::Device device = torch_device(s.config.device);
   const GatedBlock* const gate = &s.gated_block(block);
   call->with_same_random_numbers = [&s, gate, rows, device,
-                                    first = RandomNumbers(s.causal_lm, device)](const std::function<void()>& body) {
-    const RandomNumbers present(s.causal_lm, device);
+                                    first = RandomNumbers(s.causal_lms, device)](const std::function<void()>& body) {
+    const RandomNumbers present(s.causal_lms, device);
     const std::int64_t begin = Trace::now();
     first.set();
     s.pace(2.0 * gate->elements * static_cast<double>(rows));  // the forward that is done again
@@ -292,7 +275,21 @@ std::vector<torch::Tensor> Engine::call_recomputed(torch::nn::Module& block, Blo
   s.recomputed = true;
   const BlockScope scope(*this, block, rows);
   if (s.ranks != nullptr) call->order = s.order_inside(block, *call, inputs);
-  return recompute_in_backward(std::move(call), inputs);
+  const std::vector<std::int64_t> before = versions_of(inputs);
+  std::vector<torch::Tensor> outputs = recompute_in_backward(std::move(call), inputs);
+  // The second forward would begin with what the first one left.
+  require(versions_of(inputs) == before,
+          fmt::format("recompute of {}: its forward changes an input in place; let it work on a copy, or call it with "
+                      "{{.recompute = false}}",
+                      block.name()));
+  return outputs;
+}
+
+void Engine::refuse_tensors_inside(const torch::nn::Module& block) {
+  throw InvalidArgument(fmt::format(
+      "recompute of {}: an input holds tensors inside (a vector, an optional, a tuple); pass each tensor as "
+      "an input of its own, or call it with {{.recompute = false}}",
+      block.name()));
 }
 
 }  // namespace spillway

@@ -115,7 +115,7 @@ class StateFiles {
     const auto [stopped, error] = std::from_chars(name.data() + at + 1, end, offset);
     if (error != std::errc() || stopped != end || offset < 0) return;
     if (!parts_[name.substr(0, at) + name.substr(slash)].emplace(offset, name).second)
-      throw FileError(fmt::format("{}: tensor {} is there twice", folder_.string(), name));
+      throw FileError(fmt::format("{}: tensor {} is there twice", folder_.string(), in_quotes(name)));
   }
 
   const std::filesystem::path folder_;

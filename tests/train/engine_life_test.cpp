@@ -191,6 +191,27 @@ TEST_P(LifeOnEverySchedule, GatedBlocksAwaitTheirUploads) {
   }
 }
 
+TEST_P(LifeOnEverySchedule, UnusedParametersAreListedOnce) {
+  const auto model = make_branches();
+  const torch::Tensor before = model->b->weight.detach().clone();
+  std::vector<std::string> notices;
+  EngineOptions options;
+  options.log = [&](LogLevel, const std::string& text) {
+    if (text.find("had no gradient") != std::string::npos) notices.push_back(text);
+  };
+  Config config = plain(GetParam());
+  config.clip_norm = 0.1;
+  Engine engine(*model, config, options);
+  for (int n = 0; n < 10; ++n) {
+    engine.backward(model->forward(input(n), true, false), {.last = true});
+    EXPECT_EQ(engine.step().status, StepStatus::updated);
+  }
+  ASSERT_EQ(notices.size(), 1U);
+  EXPECT_NE(notices[0].find("2 of 6 trained parameters"), std::string::npos) << notices[0];
+  EXPECT_NE(notices[0].find("b.weight, b.bias"), std::string::npos) << notices[0];
+  EXPECT_TRUE(same_bits(before, engine.master("b.weight")));
+}
+
 TEST_P(LifeOnEverySchedule, MisuseIsRefusedByName) {
   const auto model = make_branches();
   Engine engine(*model, plain(GetParam()));

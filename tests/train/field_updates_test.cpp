@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <string>
@@ -318,7 +319,8 @@ TEST_P(UpdateReports, ParametersOfNoElementsMayStandAnywhere) {
       explicit Pieces(const std::vector<std::int64_t>& all) {
         for (std::size_t i = 0; i < all.size(); ++i) register_parameter(std::to_string(i), torch::ones({all[i]}));
       }
-    } model(sizes);
+    };
+    Pieces model(sizes);
     Engine engine(model, plain(GetParam()));
     for (int step = 0; step < 2; ++step) {
       torch::Tensor loss = torch::zeros({});
@@ -331,6 +333,14 @@ TEST_P(UpdateReports, ParametersOfNoElementsMayStandAnywhere) {
       EXPECT_EQ(master.numel(), sizes[i]);
       EXPECT_TRUE(torch::allclose(master, torch::full({sizes[i]}, 0.9798), 1e-4)) << i;
       EXPECT_EQ(engine.updates(std::to_string(i)), sizes[i] == 0 ? 0 : 2);
+    }
+    const std::filesystem::path saved = engine.save(std::filesystem::path(testing::TempDir()) / "no_elements");
+    Pieces loaded(sizes);
+    Engine again(loaded, plain(GetParam()));
+    again.load(saved);
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      EXPECT_TRUE(same_bits(engine.master(std::to_string(i)), again.master(std::to_string(i)))) << i;
+      EXPECT_EQ(engine.updates(std::to_string(i)), again.updates(std::to_string(i))) << i;
     }
   }
 }

@@ -53,10 +53,11 @@ TEST_P(Phases, ReleaseGivesAllMemoryBackAndRestoreGoesOnBitForBit) {
       EXPECT_EQ(generate_greedy(*model, {1, 2, 3}, 4), generate_greedy(*reference, {1, 2, 3}, 4));
       EXPECT_THROW(step(*model, engine, 3), StateError);
       EXPECT_THROW(engine.master("model.norm.weight"), StateError);
-      EXPECT_THROW(engine.release(), StateError);
+      engine.release();  // a second time: changes nothing
+      EXPECT_EQ(std::filesystem::exists(file), to_file);
       engine.restore();
       EXPECT_FALSE(std::filesystem::exists(file));
-      EXPECT_THROW(engine.restore(), StateError);
+      engine.restore();
       for (int n = 3; n < 6; ++n) step(*model, engine, n), step(*reference, other, n);
       for (const std::string& name : test::trained_names(*model)) {
         EXPECT_TRUE(same_bits(engine.master(name), other.master(name))) << name;

@@ -10,6 +10,7 @@
 #include "spillway/train/engine.h"
 #include "support/bits.h"
 #include "train/branches.h"
+#include "train/dropout_model.h"
 #include "train/training_runs.h"
 
 namespace spillway {
@@ -17,6 +18,7 @@ namespace {
 
 using test::expect_same_bits;
 using test::FinalState;
+using test::gpt2_with_dropout;
 using test::plain;
 using test::RunOptions;
 using test::same_bits;
@@ -43,21 +45,6 @@ TEST(Recompute, GivesTheBitsOfTheRunThatKeepsActivations) {
       }
     }
   }
-}
-
-std::shared_ptr<CausalLM> gpt2_with_dropout() {
-  ModelConfig config;
-  config.family = ModelFamily::gpt2;
-  config.vocabulary = 64;
-  config.hidden = 32;
-  config.intermediate = 64;
-  config.layers = 2;
-  config.heads = config.kv_heads = 4;
-  config.head_dim = 8;
-  config.max_position = 32;
-  config.tied_head = true;
-  config.embedding_dropout = config.attention_dropout = config.residual_dropout = 0.2;
-  return make_causal_lm(config, 3);
 }
 
 TEST(Recompute, DrawsTheSameDropoutMasksAgain) {

@@ -175,6 +175,50 @@ TEST(ReducedLast, GradientsAreReadOnceTheRanksHaveAddedThem) {
   }
 }
 
+TEST(RankSteps, ThatAreDiscardedLeaveNothingBehindInEveryStageAndMode) {
+  for (int count : {2, 3}) {
+    for (int stage : {0, 1, 2}) {
+      for (const bool reduce_last : {false, true}) {
+        if (reduce_last && stage == 2) continue;
+        for (const char* schedule : {"resident", "zero_offload"}) {
+          SCOPED_TRACE(testing::Message()
+                       << count << " ranks, stage " << stage << ", last " << reduce_last << schedule);
+          const auto run = [&](bool discards) {
+            std::mutex mutex;
+            States out;
+            on_thread_ranks(count, [&](Communicator& ranks) {
+              Loose model({1500, 3000, 7, 2500});
+              Config config = loose_config(schedule, stage);
+              config.reduce_last_only = reduce_last;
+              Engine engine(model, config, {.communicator = &ranks});
+              const auto backward = [&](std::int64_t n, bool last) {
+                const auto all = [](std::size_t) { return true; };
+                engine.backward(model.loss(n + 7 * ranks.rank(), all), {.weight = 2, .last = last});
+              };
+              for (std::int64_t step = 0; step < 4; ++step) {
+                if (discards) {
+                  backward(40 + step, false);
+                  if (step % 2 == 0) backward(50 + step, true);
+                  engine.discard_step();
+                }
+                backward(2 * step, false);
+                backward(2 * step + 1, true);
+                EXPECT_EQ(engine.step().status, StepStatus::updated);
+              }
+              const States states = states_of(engine, model);
+              const std::scoped_lock lock(mutex);
+              if (out.empty()) out = states;
+              expect_same(out, states);
+            });
+            return out;
+          };
+          expect_same(run(false), run(true));
+        }
+      }
+    }
+  }
+}
+
 // ---- parameters that some ranks or micro-batches leave out ---------------------------------------------------------
 
 // Gradients of an earlier micro-batch alone, on one rank alone, belong to the step all the same.

@@ -63,6 +63,9 @@ class CausalLM : public torch::nn::Module {
 
   /// Binds how blocks are run; an empty function goes back to calling them directly.
   void set_block_call(BlockCall call) { block_call_ = std::move(call); }
+  bool has_block_call() const { return static_cast<bool>(block_call_); }
+  /// Frees the tables of positions and masks that forward keeps for inputs of one shape; the next one makes them again.
+  void forget_tables();
 
   /// In the order in which forward runs them.
   const std::vector<Block>& blocks() const { return blocks_; }
@@ -156,8 +159,8 @@ struct SaveOptions {
 /// Writes a folder that load_causal_lm and transformers read. A tied head is stored once, as the embedding.
 /// `folder` may be the source folder: nothing there is half-written at any time. One tensor is in memory at a time
 /// beside the model. Throws: InvalidArgument where the source's configuration is not the model's, or the model has
-/// adapters and is not to be merged; StateError naming a parameter whose memory is released and no `weights` was given;
-/// FileError.
+/// adapters and is not to be merged; StateError where no `weights` was given and a parameter's memory is released, or
+/// the blocks are bound (an engine has newer weights); FileError.
 void save_causal_lm(const CausalLM& model, const std::filesystem::path& folder, const SaveOptions& options = {});
 
 /// The element that is not a target.

@@ -3,13 +3,13 @@
 
 #include <torch/torch.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -24,6 +24,7 @@
 #include "spillway/state/chunk_store.h"
 #include "spillway/train/checkpoint.h"
 #include "spillway/train/device_scope.h"
+#include "spillway/train/recomputed_block.h"
 
 namespace spillway {
 
@@ -132,8 +133,13 @@ struct EngineSummary {
 /// The step's gradient is sum(weight_i x grad(loss_i)) / sum(weight_i) over its micro-batches. Between backward() and
 /// step() the module has its old weights.
 ///
-/// After step(), new weights may still be on their way for blocks that went through call() in the last forward; call()
-/// awaits them. Everything else is waited for inside step(). To read weights elsewhere: wait_parameters().
+/// After step(), new weights may still be on their way for blocks whose training forward went through call() since the
+/// step before: their next forward must go through it too, and call() awaits them. Everything else is waited for inside
+/// step(). To read or write weights elsewhere: wait_parameters() first; a write that comes too early is lost, and found
+/// out: StateError.
+///
+/// While backward runs, gradients are multiples of the true ones (by the micro-batch's weight and the loss scale): that
+/// is what a program's own hooks, and leaves outside of the module, see.
 ///
 /// With several ranks (EngineOptions::communicator) every rank makes an engine of the same model with the same values
 /// and configuration, and calls backward(), step() and whatever below says "on all ranks" as often and in the same
@@ -143,11 +149,14 @@ struct EngineSummary {
 /// them as they were.
 ///
 /// On the emulated device the thread that makes the engine allocates device memory until the engine is destroyed
-/// (DeviceScope); data loaders use HostScope.
+/// (DeviceScope); data loaders use HostScope. Where a thread has several engines, what is made inside call(),
+/// backward() and profile() counts for theirs, and what is made outside of them for the newest.
 ///
 /// Owns: the parameters' memory while it lives; its destructor gives the module ordinary memory with the newest weights
-/// back. The module must outlive it, and belong to one engine only.
-/// Threads: all calls from the thread that made it, which is also where LibTorch must run backward on CPU.
+/// back. The module must outlive it, and no parameter of it may belong to another engine. Every CausalLM in the module
+/// is bound (its blocks go through call()) until then. Threads: all calls from the thread that made it, which is also
+/// where LibTorch must run backward on CPU. Others: StateError. A forked child has none of its threads and must not
+/// call it.
 class Engine {
  public:
   /// Blocks: until all states are in place.
@@ -162,7 +171,8 @@ class Engine {
   /// shared_ptr to a module, or a module; its parameters() must be all it reads of this model. With recompute, forward
   /// must return a tensor or a vector of tensors, and give the same when called again: LibTorch's random numbers (and a
   /// CausalLM's dropout) are set back for that; other state is the block's own affair.
-  /// Throws: what forward throws; InvalidArgument for recompute of a block that returns something else.
+  /// Throws: what forward throws; InvalidArgument for recompute of a block that returns something else, changes an
+  /// input in place, takes tensors inside of other types, or is called under autocast.
   template <class BlockType, class... Inputs>
   auto call(BlockType& block, CallOptions options, Inputs&&... inputs) {
     auto& module = dereference(block);
@@ -171,9 +181,12 @@ class Engine {
       const BlockScope scope(*this, module, rows_of(inputs...));
       return module.forward(std::forward<Inputs>(inputs)...);
     }
-    if constexpr (std::is_same_v<Result, torch::Tensor> || std::is_same_v<Result, std::vector<torch::Tensor>>) {
-      RecomputedBlock<std::decay_t<decltype(module)>, std::decay_t<Inputs>...> again(module,
-                                                                                     std::forward<Inputs>(inputs)...);
+    if constexpr ((detail::kHoldsTensors<std::decay_t<Inputs>> || ...)) {
+      refuse_tensors_inside(module);
+      return module.forward(std::forward<Inputs>(inputs)...);
+    } else if constexpr (std::is_same_v<Result, torch::Tensor> || std::is_same_v<Result, std::vector<torch::Tensor>>) {
+      detail::RecomputedBlock<std::decay_t<decltype(module)>, std::decay_t<Inputs>...> again(
+          module, std::forward<Inputs>(inputs)...);
       std::vector<torch::Tensor> tensors = again.take_tensors();
       const std::int64_t rows = tensors.empty() ? 0 : rows_of(tensors.front());
       std::vector<torch::Tensor> outputs = call_recomputed(module, std::move(again), std::move(tensors), rows);
@@ -192,13 +205,15 @@ class Engine {
     return call(block, CallOptions{}, std::forward<Inputs>(inputs)...);
   }
 
-  /// The same as a value for models that take one (CausalLM is bound by the constructor).
+  /// The same as a value for models that take one (CausalLM is bound by the constructor). Valid while the engine lives.
   BlockCall block_call();
 
-  /// Adds the gradients of weight x loss to the step. `loss`: one element, fp32 or fp64. On all ranks.
+  /// Adds the gradients of weight x loss to the step. `loss`: one element, fp32 or fp64; its graph is freed, so losses
+  /// over one graph are added first. On all ranks.
   /// Blocks: for the computation; for transfers only where staging slots are all in use.
-  /// Throws: what LibTorch throws, OutOfMemory among it: then the whole step's gradients are forgotten, weights and
-  /// states are as before, and the step may start again.
+  /// Throws: InvalidArgument for a loss or a weight that it does not take: nothing has changed. What LibTorch throws,
+  /// OutOfMemory among it: then the whole step's gradients are forgotten, weights and states are as before, and the
+  /// step may start again.
   void backward(const torch::Tensor& loss, BackwardOptions options = {});
 
   /// Updates the parameters with the gradients of all backwards since the last step. On all ranks.
@@ -208,6 +223,10 @@ class Engine {
   /// when the loss scale cannot fall any further; the error of an op that failed: then the engine refuses all later
   /// calls.
   StepResult step();
+
+  /// Forgets the gradients of all backwards since the last step: for a step that starts again after an exception in
+  /// forward, say. Weights, states and the learning-rate schedule stay as they are. On all ranks.
+  void discard_step();
 
   /// The learning rate of a group from the next step on (the schedule's factor still applies). Group 0: the optimizer's
   /// own; others in the order of Config::groups. Throws: InvalidArgument.
@@ -254,18 +273,19 @@ class Engine {
   void set_gradient(const std::string& name, const torch::Tensor& value);
 
   /// Runs one forward and backward of `loss`, on all ranks, and drops its gradients: nothing changes but memory's
-  /// high-water marks. Returns the plan with the activations that were measured; on the emulated device the limit is
-  /// lifted meanwhile, so that the whole need is known. Throws: OutOfMemory with the bytes that are missing when the
-  /// plan does not fit; StateError inside a step.
+  /// high-water marks (random numbers and buffers are set back). Returns the plan with the activations that were
+  /// measured; on the emulated device the limit is lifted meanwhile, so that the whole need is known. Throws:
+  /// OutOfMemory with the bytes that are missing when the plan does not fit; StateError inside a step.
   MemoryPlan profile(const std::function<torch::Tensor()>& loss);
 
   /// Gives all device and pinned memory back between phases: the module gets ordinary memory with the newest weights,
   /// masters and optimizer states go to ordinary memory, or to `file` (made, and removed by restore() or the
-  /// destructor). Until restore() only the module may be used. Throws: StateError inside a step; FileError and
-  /// OutOfMemory: then nothing has changed.
+  /// destructor). Until restore() only the module may be used; another release() changes nothing. Throws: StateError
+  /// inside a step; InvalidArgument where there is a `file`; FileError and OutOfMemory: then nothing has changed.
   void release(const std::optional<std::filesystem::path>& file = std::nullopt);
   /// Takes the memory again and goes on where release() left off, bit for bit; weights that the program wrote meanwhile
-  /// are trained from. Throws: OutOfMemory, FileError: the engine stays released.
+  /// are trained from. Without a release() before it, it changes nothing. Throws: OutOfMemory, FileError: the engine
+  /// stays released.
   void restore();
 
   /// Writes a checkpoint of everything that a bit-equal resume needs to `root`/step-N (N updates): masters, optimizer
@@ -315,40 +335,6 @@ class Engine {
     const std::int64_t index_;
   };
 
-  template <class T>
-  static constexpr bool is_tensor = std::is_same_v<T, torch::Tensor>;
-
-  /// A block and its inputs, to be run any number of times with the tensors among them replaced.
-  template <class ModuleType, class... Stored>
-  class RecomputedBlock {
-   public:
-    template <class... Inputs>
-    explicit RecomputedBlock(ModuleType& module, Inputs&&... inputs)
-        : module_(&module), inputs_(std::forward<Inputs>(inputs)...) {}
-    /// Moves the tensors out, so that this object keeps no graph alive.
-    std::vector<torch::Tensor> take_tensors() {
-      std::vector<torch::Tensor> out;
-      const auto take = [&out](auto& input) {
-        if constexpr (is_tensor<std::decay_t<decltype(input)>>) out.push_back(std::exchange(input, torch::Tensor()));
-      };
-      std::apply([&](auto&... all) { (take(all), ...); }, inputs_);
-      return out;
-    }
-    std::vector<torch::Tensor> operator()(const std::vector<torch::Tensor>& tensors) const {
-      std::tuple<Stored...> inputs = inputs_;
-      std::size_t next = 0;
-      const auto give = [&](auto& input) {
-        if constexpr (is_tensor<std::decay_t<decltype(input)>>) input = tensors.at(next++);
-      };
-      std::apply([&](auto&... all) { (give(all), ...); }, inputs);
-      return {std::apply([&](auto&... all) { return module_->forward(all...); }, inputs)};
-    }
-
-   private:
-    ModuleType* module_;
-    std::tuple<Stored...> inputs_;
-  };
-
   template <class BlockType>
   static auto& dereference(BlockType& block) {
     if constexpr (requires { *block; }) {
@@ -378,6 +364,7 @@ class Engine {
   StepResult take_step();
   bool recomputes(const CallOptions& options) const;
   [[noreturn]] static void refuse_recompute(const torch::nn::Module& block);
+  [[noreturn]] static void refuse_tensors_inside(const torch::nn::Module& block);
   std::vector<torch::Tensor> call_recomputed(torch::nn::Module& block, BlockForward forward,
                                              std::vector<torch::Tensor> inputs, std::int64_t rows);
   std::int64_t enter_block(const torch::nn::Module& block, std::int64_t rows);

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <torch/torch.h>
+
+#include <array>
+#include <cstddef>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace spillway::detail {
+
+template <class T>
+inline constexpr bool kIsTensor = std::is_same_v<T, torch::Tensor>;
+
+/// Whether a type of the standard library's (or LibTorch's) has tensors inside.
+template <class T>
+inline constexpr bool kHoldsTensors = false;
+template <template <class...> class Holder, class... Parts>
+inline constexpr bool kHoldsTensors<Holder<Parts...>> = ((kIsTensor<Parts> || kHoldsTensors<Parts>) || ...);
+template <class T, std::size_t kCount>
+inline constexpr bool kHoldsTensors<std::array<T, kCount>> = kIsTensor<T> || kHoldsTensors<T>;
+
+/// A block and its inputs, to be run any number of times with the tensors among them replaced.
+template <class ModuleType, class... Stored>
+class RecomputedBlock {
+ public:
+  template <class... Inputs>
+  explicit RecomputedBlock(ModuleType& module, Inputs&&... inputs)
+      : module_(&module), inputs_(std::forward<Inputs>(inputs)...) {}
+  /// Moves the tensors out, so that this object keeps no graph alive.
+  std::vector<torch::Tensor> take_tensors() {
+    std::vector<torch::Tensor> out;
+    const auto take = [&out](auto& input) {
+      if constexpr (kIsTensor<std::decay_t<decltype(input)>>) out.push_back(std::exchange(input, torch::Tensor()));
+    };
+    std::apply([&](auto&... all) { (take(all), ...); }, inputs_);
+    return out;
+  }
+  std::vector<torch::Tensor> operator()(const std::vector<torch::Tensor>& tensors) const {
+    std::tuple<Stored...> inputs = inputs_;
+    std::size_t next = 0;
+    const auto give = [&](auto& input) {
+      if constexpr (kIsTensor<std::decay_t<decltype(input)>>) input = tensors.at(next++);
+    };
+    std::apply([&](auto&... all) { (give(all), ...); }, inputs);
+    return {std::apply([&](auto&... all) { return module_->forward(all...); }, inputs)};
+  }
+
+ private:
+  ModuleType* module_;
+  std::tuple<Stored...> inputs_;
+};
+
+}  // namespace spillway::detail
