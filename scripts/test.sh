@@ -51,6 +51,7 @@ phase() {
 configure() {
   local torch=()
   if needs_torch "$1"; then torch=(-DSPILLWAY_TORCH=ON); fi
+  if needs_torch "$1" && [ "${CI:-}" = true ]; then torch+=(-DSPILLWAY_UNITY=ON); fi  # it builds everything, once
   cmake --preset "$1" "${torch[@]}"
 }
 

@@ -110,6 +110,11 @@ class TestScript(ScriptStage):
         self.assertEqual([call for call in calls if "--build" in call], ["cmake --build build/fuzz -j 2 --target lane_test"])
         self.assertIn("-L fuzz", calls[-1])
 
+    def test_several_sources_are_compiled_at_once_in_continuous_integration_alone(self):
+        for environment, expected in ({}, [False, False]), ({"CI": "true"}, [True, False]):
+            _, _, calls = self.run_script("test.sh", "--preset", "release", "--preset", "core", **environment)
+            self.assertEqual(["SPILLWAY_UNITY=ON" in call for call in calls if "cmake --preset" in call], expected)
+
     def test_a_run_of_no_suite_fails(self):
         status, output, calls = self.run_script("test.sh", "-R", "nosuch", STUB_SUITES="0")
         self.assertEqual(status, 1)
