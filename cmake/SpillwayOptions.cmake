@@ -17,6 +17,18 @@ if(SPILLWAY_CCACHE AND PROJECT_IS_TOP_LEVEL AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
       ${SPILLWAY_CCACHE})
 endif()
 
+# Unity builds compile several sources at once, which reads what they all include once: a whole build takes less, one
+# after a change more. The sanitizers' presets build everything so (CMAKE_UNITY_BUILD), and SPILLWAY_UNITY what includes
+# LibTorch. A name of an anonymous namespace is then one of all sources of its target.
+option(SPILLWAY_UNITY "Compile the sources that include LibTorch several at a time" OFF)
+
+# spillway_unity(<target>): one that includes LibTorch.
+function(spillway_unity target)
+  if(SPILLWAY_UNITY)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
+  endif()
+endfunction()
+
 function(spillway_configure_target target)
   target_compile_features(${target} PUBLIC cxx_std_20)
   set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF)
@@ -40,6 +52,10 @@ function(spillway_configure_target target)
       # The sanitizers' own branches make g++ see uninitialised and stray reads in the standard library's headers.
       target_compile_options(${target} PRIVATE -Wno-maybe-uninitialized -Wno-array-bounds -Wno-stringop-overflow)
     endif()
+  endif()
+  if((CMAKE_UNITY_BUILD OR SPILLWAY_UNITY) AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # g++ takes a source of a unity build for a header, whose classes should not hold types of an anonymous namespace.
+    target_compile_options(${target} PRIVATE -Wno-subobject-linkage)
   endif()
   if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
     # gcc's precompiled-header flags are accepted as they are; only this warning of LibTorch's headers is noise.

@@ -8,13 +8,13 @@
 namespace spillway {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
-Json device_json(const DeviceConfig& device) {
-  Json out;
+OrderedJson device_json(const DeviceConfig& device) {
+  OrderedJson out;
   out["kind"] = device.kind == DeviceConfig::Kind::cuda ? "cuda" : "emulated";
   out["ordinal"] = device.ordinal;
-  out["memory"] = device.memory ? Json(device.memory->value) : Json(nullptr);
+  out["memory"] = device.memory ? OrderedJson(device.memory->value) : OrderedJson(nullptr);
   out["upload_bandwidth"] = device.upload_bandwidth;
   out["download_bandwidth"] = device.download_bandwidth;
   out["latency_us"] = device.latency.value * 1e6;
@@ -22,9 +22,9 @@ Json device_json(const DeviceConfig& device) {
   return out;
 }
 
-Json optimizer_json(const Config& config) {
+OrderedJson optimizer_json(const Config& config) {
   const Hyperparameters& h = config.hyperparameters;
-  Json out;
+  OrderedJson out;
   out["type"] = to_string(config.optimizer);
   out["lr"] = h.lr;
   out["betas"] = {h.beta1, h.beta2};
@@ -33,8 +33,8 @@ Json optimizer_json(const Config& config) {
   return out;
 }
 
-Json group_json(const Config& config, const GroupConfig& group) {
-  Json out;
+OrderedJson group_json(const Config& config, const GroupConfig& group) {
+  OrderedJson out;
   out["match"] = group.match;
   if (group.max_dims) out["max_dims"] = *group.max_dims;
   if (group.lr) out["lr"] = *group.lr;
@@ -45,9 +45,9 @@ Json group_json(const Config& config, const GroupConfig& group) {
   return out;
 }
 
-Json lr_schedule_json(const LrScheduleConfig& schedule) {
+OrderedJson lr_schedule_json(const LrScheduleConfig& schedule) {
   using Kind = LrScheduleConfig::Kind;
-  Json out;
+  OrderedJson out;
   out["type"] = schedule.kind == Kind::cosine ? "cosine" : schedule.kind == Kind::linear ? "linear" : "constant";
   out["warmup_steps"] = schedule.warmup_steps;
   out["warmup_type"] = schedule.warmup == LrScheduleConfig::Warmup::linear ? "linear" : "logarithmic";
@@ -57,8 +57,8 @@ Json lr_schedule_json(const LrScheduleConfig& schedule) {
   return out;
 }
 
-Json loss_scale_json(const LossScaleConfig& scale) {
-  Json out;
+OrderedJson loss_scale_json(const LossScaleConfig& scale) {
+  OrderedJson out;
   out["initial"] = scale.initial;
   out["growth"] = scale.growth;
   out["growth_interval"] = scale.growth_interval;
@@ -69,13 +69,13 @@ Json loss_scale_json(const LossScaleConfig& scale) {
   return out;
 }
 
-Json document(const Config& config) {
-  Json out;
+OrderedJson document(const Config& config) {
+  OrderedJson out;
   out["schedule"] = config.schedule;
   out["precision"] = to_string(config.precision);
   out["device"] = device_json(config.device);
   out["optimizer"] = optimizer_json(config);
-  out["groups"] = Json::array();
+  out["groups"] = OrderedJson::array();
   for (const GroupConfig& group : config.groups) out["groups"].push_back(group_json(config, group));
   out["lr_schedule"] = lr_schedule_json(config.lr_schedule);
   out["loss_scale"] = loss_scale_json(config.loss_scale);
@@ -92,7 +92,7 @@ Json document(const Config& config) {
   out["threads"] = config.threads;
   out["cores"] = config.cores;
   out["instruction_set"] = config.instruction_set;
-  out["host_memory"] = config.host_memory ? Json(config.host_memory->value) : Json(nullptr);
+  out["host_memory"] = config.host_memory ? OrderedJson(config.host_memory->value) : OrderedJson(nullptr);
   return out;
 }
 
@@ -106,7 +106,7 @@ std::string origin_of(const std::string& key, const ConfigOrigins& origins) {
 }
 
 // The members of an object, one a line, with a comment each; objects inside are written the same way.
-std::string members(const Json& object, const std::string& indent, const std::string& path,
+std::string members(const OrderedJson& object, const std::string& indent, const std::string& path,
                     const ConfigOrigins& origins) {
   constexpr std::size_t kColumn = 44;  // where comments begin
   std::string text;

@@ -53,14 +53,6 @@ void remove_leftovers(const std::filesystem::path& target) noexcept {
   }
 }
 
-void flush_folder(const std::filesystem::path& folder) {
-  const int fd = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return;
-  // Some file systems have no way to flush a folder (EINVAL); the rename itself has happened either way.
-  ::fsync(fd);
-  ::close(fd);
-}
-
 }  // namespace
 
 AtomicFile::AtomicFile(const std::filesystem::path& target) : target_(target) {
@@ -111,6 +103,13 @@ void AtomicFile::publish() {
 
 void AtomicFile::fail(const char* what, int error) const {
   throw FileError(fmt::format("{}: {}: {}", target_.string(), what, std::strerror(error)));
+}
+
+void flush_folder(const std::filesystem::path& folder) {
+  const int fd = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return;
+  ::fsync(fd);  // EINVAL where the file system has no way to
+  ::close(fd);
 }
 
 }  // namespace spillway

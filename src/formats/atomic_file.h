@@ -44,4 +44,8 @@ class AtomicFile {
   Checksum checksum_;
 };
 
+/// Flushes a folder, and with it the names in it, to its disk, where its file system has a way to. Never throws: what
+/// was renamed is renamed either way. An empty path: the current folder.
+void flush_folder(const std::filesystem::path& folder);
+
 }  // namespace spillway

@@ -14,11 +14,11 @@
 namespace spillway {
 namespace {
 
-constexpr std::size_t kPrefix = 8;  // the header's length, little-endian
+constexpr std::size_t kLengthBytes = 8;  // the header's length, little-endian
 
 std::uint64_t read_length(std::span<const std::byte> bytes) {
   std::uint64_t length = 0;
-  for (std::size_t i = kPrefix; i-- > 0;) length = (length << 8) | std::to_integer<std::uint64_t>(bytes[i]);
+  for (std::size_t i = kLengthBytes; i-- > 0;) length = (length << 8) | std::to_integer<std::uint64_t>(bytes[i]);
   return length;
 }
 
@@ -26,13 +26,14 @@ std::uint64_t read_length(std::span<const std::byte> bytes) {
 std::size_t checked_length(const std::filesystem::path& file, std::span<const std::byte> bytes, Bytes limit) {
   // A header's length may be any number, those that spell the beginning of another format too: where a header stands,
   // it is one.
-  const bool header = bytes.size() > kPrefix && read_length(bytes) <= bytes.size() - kPrefix &&
-                      read_length(bytes) <= static_cast<std::uint64_t>(limit.value) && bytes[kPrefix] == std::byte{'{'};
+  const bool header = bytes.size() > kLengthBytes && read_length(bytes) <= bytes.size() - kLengthBytes &&
+                      read_length(bytes) <= static_cast<std::uint64_t>(limit.value) &&
+                      bytes[kLengthBytes] == std::byte{'{'};
   const std::string_view other = header ? std::string_view() : foreign_format(bytes);
   if (!other.empty()) {
     throw FileError(fmt::format("{}: expected a safetensors file, found {}", file.string(), other));
   }
-  if (bytes.size() < kPrefix) {
+  if (bytes.size() < kLengthBytes) {
     throw FileError(fmt::format("{}: not a safetensors file: it has {} bytes, the header's length alone takes 8; {}",
                                 file.string(), bytes.size(), "an incomplete download has to be fetched again"));
   }
@@ -42,9 +43,9 @@ std::size_t checked_length(const std::filesystem::path& file, std::span<const st
                                 file.string(), length, limit.value,
                                 "it is not a safetensors file, or has to be split into several"));
   }
-  if (length > bytes.size() - kPrefix) {
+  if (length > bytes.size() - kLengthBytes) {
     throw FileError(fmt::format("{}: truncated, or not a safetensors file: {} bytes are there, its header needs {}; {}",
-                                file.string(), bytes.size(), length + kPrefix,
+                                file.string(), bytes.size(), length + kLengthBytes,
                                 "an incomplete download has to be fetched again"));
   }
   return static_cast<std::size_t>(length);
@@ -110,9 +111,9 @@ std::optional<std::int64_t> checked_numel(std::span<const std::int64_t> shape, s
 
 SafetensorsHeader read_header(const std::filesystem::path& file, std::span<const std::byte> bytes, Bytes header_limit) {
   const std::size_t length = checked_length(file, bytes, header_limit);
-  const auto* text = reinterpret_cast<const char*>(bytes.data()) + kPrefix;
+  const auto* text = reinterpret_cast<const char*>(bytes.data()) + kLengthBytes;
   SafetensorsHeader header = read_header_json(file, {text, length});
-  header.data_start = kPrefix + length;
+  header.data_start = kLengthBytes + length;
   std::stable_sort(header.tensors.begin(), header.tensors.end(), [](const TensorEntry& a, const TensorEntry& b) {
     return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
   });

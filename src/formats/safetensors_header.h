@@ -15,6 +15,10 @@
 
 namespace spillway {
 
+/// A folder of weights has the first, or several files of its kind and the second.
+inline constexpr const char* kWeightsFile = "model.safetensors";
+inline constexpr const char* kIndexFile = "model.safetensors.index.json";
+
 /// What a header says of one tensor. `begin` and `end` count from the first byte after the header.
 struct TensorEntry {
   std::string name;

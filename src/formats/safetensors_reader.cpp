@@ -17,9 +17,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kWeights = "model.safetensors";
-constexpr const char* kIndex = "model.safetensors.index.json";
-
 struct Index {
   fs::path file;
   std::map<std::string, std::set<std::string>> shards;  // shard file name -> tensor names
@@ -148,13 +145,13 @@ SafetensorsReader::SafetensorsReader(const fs::path& file_or_folder, Bytes heade
     } else {
       impl_->add(file_or_folder, header_limit);
     }
-  } else if (is_there(file_or_folder / kWeights)) {
-    impl_->add(file_or_folder / kWeights, header_limit);
-  } else if (is_there(file_or_folder / kIndex)) {
-    impl_->add_indexed(read_index(file_or_folder / kIndex, header_limit), header_limit);
+  } else if (is_there(file_or_folder / kWeightsFile)) {
+    impl_->add(file_or_folder / kWeightsFile, header_limit);
+  } else if (is_there(file_or_folder / kIndexFile)) {
+    impl_->add_indexed(read_index(file_or_folder / kIndexFile, header_limit), header_limit);
   } else {
-    throw FileError(fmt::format("{}: expected {} or {} in this folder{}", file_or_folder.string(), kWeights, kIndex,
-                                other_weights(file_or_folder)));
+    throw FileError(fmt::format("{}: expected {} or {} in this folder{}", file_or_folder.string(), kWeightsFile,
+                                kIndexFile, other_weights(file_or_folder)));
   }
 }
 

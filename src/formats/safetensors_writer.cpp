@@ -23,8 +23,6 @@ namespace fs = std::filesystem;
 using Metadata = std::map<std::string, std::string>;
 using Tensors = std::vector<const TensorSource*>;
 
-constexpr const char* kWeights = "model.safetensors";
-constexpr const char* kIndex = "model.safetensors.index.json";
 // What a tensor takes in a header beside its name and shape: keys, quotes, type and two offsets of up to 19 digits.
 constexpr std::int64_t kEntryOverhead = 100;
 constexpr std::int64_t kDimensionDigits = 20;
@@ -142,7 +140,7 @@ AtomicFile write_index_aside(const fs::path& folder, const std::vector<Tensors>&
   }
   const nlohmann::json index = {{"metadata", {{"total_size", total}}}, {"weight_map", std::move(map)}};
   const std::string text = index.dump(2) + "\n";
-  AtomicFile out(folder / kIndex);
+  AtomicFile out(folder / kIndexFile);
   out.write(std::as_bytes(std::span(text)));
   out.finish();
   return out;
@@ -150,7 +148,7 @@ AtomicFile write_index_aside(const fs::path& folder, const std::vector<Tensors>&
 
 // model.safetensors, its index, and model-00001-of-00002.safetensors: the names that a save of weights uses.
 bool is_weight_file(const std::string& name) {
-  if (name == kWeights || name == kIndex) return true;
+  if (name == kWeightsFile || name == kIndexFile) return true;
   constexpr std::string_view kShape = "model-#####-of-#####.safetensors";
   return name.size() == kShape.size() && std::equal(name.begin(), name.end(), kShape.begin(), [](char c, char shape) {
            return shape == '#' ? std::isdigit(static_cast<unsigned char>(c)) != 0 : c == shape;
@@ -180,7 +178,7 @@ void remove_other_weights(const fs::path& folder, const std::set<std::string>& k
 // after a crash in between, finds the old single file or no weights at all, never shards of two saves.
 void publish_all(const fs::path& folder, std::vector<AtomicFile>& files) {
   std::set<std::string> kept;
-  if (files.size() > 1) remove_file(folder / kIndex);
+  if (files.size() > 1) remove_file(folder / kIndexFile);
   for (AtomicFile& file : files) {
     file.publish();
     kept.insert(file.target().filename().string());
@@ -213,7 +211,7 @@ void write_safetensors_folder(const fs::path& folder, std::span<const TensorSour
   std::vector<AtomicFile> files;
   for (std::size_t i = 0; i < shards.size(); ++i) {
     const std::string name =
-        shards.size() == 1 ? kWeights : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
+        shards.size() == 1 ? kWeightsFile : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
     files.push_back(write_aside(folder / name, file_order(shards[i]), metadata));
   }
   if (shards.size() > 1) files.push_back(write_index_aside(folder, shards, files));

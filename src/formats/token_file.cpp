@@ -20,7 +20,7 @@ namespace spillway {
 namespace {
 
 namespace fs = std::filesystem;
-using Element = std::int64_t (*)(const std::byte*);
+using ElementReader = std::int64_t (*)(const std::byte*);
 
 constexpr std::int64_t kNoTarget = -100;
 constexpr std::int64_t kPadding = -1;  // of documents
@@ -38,7 +38,7 @@ std::int64_t element(const std::byte* at) {
 struct Table {
   std::span<const std::byte> bytes;
   std::int64_t element_size = 0;
-  Element read = nullptr;
+  ElementReader read = nullptr;
   std::int64_t rows = 0;
   std::int64_t length = 0;  // a row has length + 1 elements
   std::int64_t stride = 0;

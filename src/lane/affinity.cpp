@@ -9,8 +9,6 @@
 namespace spillway {
 namespace {
 
-constexpr std::size_t kMostProcessors = 1 << 16;
-
 /// A set that may be larger than cpu_set_t, which ends at 1024 processors.
 class ProcessorSet {
  public:
@@ -32,7 +30,7 @@ class ProcessorSet {
 
 std::vector<int> allowed_processors() {
   // The system refuses a set that is smaller than its own, whose size it does not tell.
-  for (std::size_t count = CPU_SETSIZE; count <= kMostProcessors; count *= 2) {
+  for (std::size_t count = CPU_SETSIZE; count <= std::size_t{kMostProcessors}; count *= 2) {
     const ProcessorSet set(count);
     if (!set.made()) return {};
     if (sched_getaffinity(0, set.size(), set.get()) != 0) {
@@ -49,7 +47,7 @@ std::vector<int> allowed_processors() {
 }
 
 bool stay_on(int processor) {
-  if (processor < 0 || processor >= static_cast<int>(kMostProcessors)) return false;
+  if (processor < 0 || processor >= kMostProcessors) return false;
   const auto place = static_cast<std::size_t>(processor);
   const ProcessorSet set(place + 1);
   if (!set.made()) return false;

@@ -5,6 +5,9 @@
 
 namespace spillway {
 
+/// More than any host has: numbers of processors are below it.
+inline constexpr int kMostProcessors = 1 << 16;
+
 /// Processors that the calling thread may run on, ascending; none where the system does not say.
 std::vector<int> allowed_processors();
 

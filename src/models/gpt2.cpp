@@ -11,7 +11,7 @@ namespace {
 using torch::Tensor;
 
 // What the layers of one model share.
-struct Shared {
+struct Gpt2Shared {
   const ModelConfig& config;
   torch::TensorOptions options;
   std::shared_ptr<DropoutGenerator> dropout;
@@ -20,7 +20,7 @@ struct Shared {
 
 class Gpt2Attention : public torch::nn::Module {
  public:
-  Gpt2Attention(const Shared& shared, std::int64_t index)
+  Gpt2Attention(const Gpt2Shared& shared, std::int64_t index)
       : heads_(shared.config.heads),
         settings_{.scale = 1, .dropout = shared.config.attention_dropout},
         residual_dropout_(shared.config.residual_dropout),
@@ -59,7 +59,7 @@ class Gpt2Attention : public torch::nn::Module {
 
 class Gpt2Mlp : public torch::nn::Module {
  public:
-  explicit Gpt2Mlp(const Shared& shared)
+  explicit Gpt2Mlp(const Gpt2Shared& shared)
       : activation_(shared.config.activation),
         residual_dropout_(shared.config.residual_dropout),
         dropout_(shared.dropout) {
@@ -84,7 +84,7 @@ class Gpt2Mlp : public torch::nn::Module {
 
 class Gpt2Layer : public torch::nn::Module {
  public:
-  Gpt2Layer(const Shared& shared, std::int64_t index) : constants_(shared.constants) {
+  Gpt2Layer(const Gpt2Shared& shared, std::int64_t index) : constants_(shared.constants) {
     const ModelConfig& config = shared.config;
     ln_1_ = register_module("ln_1", std::make_shared<LayerNorm>(config.hidden, config.norm_eps, shared.options));
     attn_ = register_module("attn", std::make_shared<Gpt2Attention>(shared, index));
@@ -108,7 +108,7 @@ class Gpt2Layer : public torch::nn::Module {
 class Gpt2 : public CausalLM {
  public:
   Gpt2(const ModelConfig& config, const torch::TensorOptions& options) : CausalLM(config) {
-    const Shared shared{this->config(), options, dropout(), constants()};
+    const Gpt2Shared shared{this->config(), options, dropout(), constants()};
     auto body = register_module("transformer", std::make_shared<torch::nn::Module>());
     wte_ = body->register_module("wte", std::make_shared<Embedding>(config.vocabulary, config.hidden, options));
     wpe_ = body->register_module("wpe", std::make_shared<Embedding>(config.max_position, config.hidden, options));

@@ -11,7 +11,7 @@ namespace {
 using torch::Tensor;
 
 // What the layers of one model share.
-struct Shared {
+struct LlamaShared {
   const ModelConfig& config;
   torch::TensorOptions options;
   std::shared_ptr<DropoutGenerator> dropout;
@@ -32,7 +32,7 @@ AttentionSettings attention_settings(const ModelConfig& config) {
 
 class LlamaAttention : public torch::nn::Module {
  public:
-  explicit LlamaAttention(const Shared& shared)
+  explicit LlamaAttention(const LlamaShared& shared)
       : head_dim_(shared.config.head_dim), settings_(attention_settings(shared.config)), dropout_(shared.dropout) {
     const ModelConfig& config = shared.config;
     const std::int64_t query_width = config.heads * head_dim_, key_width = config.kv_heads * head_dim_;
@@ -75,7 +75,7 @@ class LlamaAttention : public torch::nn::Module {
 
 class LlamaMlp : public torch::nn::Module {
  public:
-  explicit LlamaMlp(const Shared& shared) : activation_(shared.config.activation) {
+  explicit LlamaMlp(const LlamaShared& shared) : activation_(shared.config.activation) {
     const ModelConfig& config = shared.config;
     gate_proj_ = register_module("gate_proj", shared.dense(config.hidden, config.intermediate, config.mlp_bias));
     up_proj_ = register_module("up_proj", shared.dense(config.hidden, config.intermediate, config.mlp_bias));
@@ -96,7 +96,7 @@ class LlamaMlp : public torch::nn::Module {
 
 class LlamaLayer : public torch::nn::Module {
  public:
-  LlamaLayer(const Shared& shared, std::int64_t index) : constants_(shared.constants) {
+  LlamaLayer(const LlamaShared& shared, std::int64_t index) : constants_(shared.constants) {
     const ModelConfig& config = shared.config;
     slides_ = layer_slides(config, index);
     self_attn_ = register_module("self_attn", std::make_shared<LlamaAttention>(shared));
@@ -139,7 +139,7 @@ std::optional<double> embedding_scale(const ModelConfig& config, torch::ScalarTy
 class Llama : public CausalLM {
  public:
   Llama(const ModelConfig& config, const torch::TensorOptions& options) : CausalLM(config) {
-    const Shared shared{this->config(), options, dropout(), constants()};
+    const LlamaShared shared{this->config(), options, dropout(), constants()};
     auto body = register_module("model", std::make_shared<torch::nn::Module>());
     auto embedding = std::make_shared<Embedding>(config.vocabulary, config.hidden, options, config.padding_token);
     body->register_module("embed_tokens", embedding);

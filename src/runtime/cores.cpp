@@ -18,8 +18,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kMostProcessors = 1 << 16;
-
 std::string first_line(const fs::path& file) {
   std::ifstream stream(file);
   std::string line;

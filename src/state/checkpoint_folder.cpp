@@ -61,20 +61,13 @@ std::string aside_name() {
 
 // What saves of processes that are gone left behind. A process number that is in use again keeps its leftovers until
 // the next save after it ends.
-void remove_leftovers(const fs::path& root) {
+void remove_unfinished(const fs::path& root) {
   std::vector<fs::path> left;
   for_entries(root, [&](const fs::path& entry) {
     const std::string name = entry.filename().string();
     if (name.starts_with(kAside) && is_left_behind(std::string_view(name).substr(kAside.size()))) left.push_back(entry);
   });
   for (const fs::path& folder : left) remove_folder(folder);
-}
-
-void flush_folder(const fs::path& folder) {
-  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return;
-  ::fsync(fd);  // some file systems have no way to do it
-  ::close(fd);
 }
 
 void rename_folder(const fs::path& from, const fs::path& to) {
@@ -135,7 +128,7 @@ CheckpointWriter::CheckpointWriter(const fs::path& root, std::int64_t step) : ro
   std::error_code error;
   fs::create_directories(root_, error);
   if (error) throw FileError(fmt::format("{}: cannot make this folder: {}", root_.string(), error.message()));
-  remove_leftovers(root_);
+  remove_unfinished(root_);
   const fs::path aside = root_ / aside_name();
   if (!fs::create_directory(aside, error) && !error) error = std::make_error_code(std::errc::file_exists);
   if (error) throw FileError(fmt::format("{}: cannot make a folder in it: {}", root_.string(), error.message()));

@@ -11,7 +11,7 @@
 namespace spillway {
 namespace {
 
-std::string refusal(const std::string& json) {
+std::string config_refusal(const std::string& json) {
   try {
     Config::parse(json, "run.json");
   } catch (const InvalidArgument& error) {
@@ -70,7 +70,7 @@ TEST(Config, EveryKeyReachesItsField) {
 TEST(Config, UnknownKeysAreRefusedWithTheNearestName) {
   // A type of states that runs do not have, too: never taken for the one they have.
   for (const char* key : {"state_format", "optimizer_state_dtype", "master_dtype"}) {
-    EXPECT_NE(refusal(std::string("{\"") + key + "\": \"bf16\"}").find(key), std::string::npos);
+    EXPECT_NE(config_refusal(std::string("{\"") + key + "\": \"bf16\"}").find(key), std::string::npos);
   }
   for (const auto& [json, where, nearest] : std::vector<std::tuple<const char*, const char*, const char*>>{
            {R"({"clip_nrom": 1})", "run.json", "clip_norm"},
@@ -79,7 +79,7 @@ TEST(Config, UnknownKeysAreRefusedWithTheNearestName) {
            {R"({"groups": [{}, {"mach": "*"}]})", "run.json: groups[1]", "match"},
            {R"({"lr_schedule": {"warmup_step": 1}})", "run.json: lr_schedule", "warmup_steps"},
            {R"({"loss_scale": {"minimun": 1}})", "run.json: loss_scale", "minimum"}}) {
-    const std::string text = refusal(json);
+    const std::string text = config_refusal(json);
     EXPECT_EQ(text.rfind(std::string(where) + ": unknown key", 0), 0u) << text;
     EXPECT_NE(text.find(std::string("did you mean \"") + nearest + "\""), std::string::npos) << text;
   }
@@ -111,7 +111,7 @@ TEST(Config, ValuesThatNoRunCouldUseAreRefusedByName) {
            {R"({"lr_schedule": {"warmup_start": 2}})", "warmup_start must be from 0 to 1"},
            {R"({"loss_scale": {"backoff": 2}})", "backoff"},
            {R"({"threads": -1})", "threads: expected 0 to 4096"}}) {
-    const std::string text = refusal(json);
+    const std::string text = config_refusal(json);
     EXPECT_NE(text.find(part), std::string::npos) << json << "\n" << text;
   }
 }

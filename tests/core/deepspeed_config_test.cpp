@@ -15,7 +15,7 @@ LoadedConfig read(const std::string& json) {
   return parse_config(json, "ds.json");
 }
 
-std::string refusal(const std::string& json) {
+std::string deepspeed_refusal(const std::string& json) {
   try {
     read(json);
   } catch (const InvalidArgument& error) {
@@ -34,7 +34,7 @@ using Pairs = std::vector<std::pair<const char*, const char*>>;
 
 void expect_refusals(const Pairs& cases) {
   for (const auto& [json, part] : cases) {
-    const std::string text = refusal(json);
+    const std::string text = deepspeed_refusal(json);
     EXPECT_NE(text.find(part), std::string::npos) << json << "\n" << text;
     EXPECT_EQ(text.rfind("ds.json", 0), 0u) << text;
   }

@@ -17,6 +17,10 @@ testing::AssertionResult same_bits(std::span<const double> actual, std::span<con
 testing::AssertionResult same_bits(std::span<const std::uint16_t> actual, std::span<const std::uint16_t> expected,
                                    kernels::Element type);
 
+inline std::int64_t count_of(const auto& values) {
+  return static_cast<std::int64_t>(values.size());
+}
+
 /// Values as memory of one element type holds them, and what they are worth.
 struct Typed {
   kernels::Element type = kernels::Element::none;

@@ -19,10 +19,6 @@ using kernels::Element;
 
 constexpr Element kHalfTypes[] = {Element::bf16, Element::f16};
 
-std::int64_t count_of(const auto& values) {
-  return static_cast<std::int64_t>(values.size());
-}
-
 std::vector<std::uint16_t> all_halves() {
   std::vector<std::uint16_t> halves(65536);
   std::iota(halves.begin(), halves.end(), std::uint16_t{0});

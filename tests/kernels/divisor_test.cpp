@@ -14,7 +14,7 @@ namespace {
 using kernels::CpuKernels;
 using kernels::Element;
 
-constexpr std::size_t kCount = 2100;
+constexpr std::size_t kElements = 2100;
 
 bool finite(const CpuKernels& set, std::span<const float> values) {
   std::vector<double> sums((values.size() + kernels::kGrain - 1) / kernels::kGrain);
@@ -29,7 +29,7 @@ float scale_of_step(int step) {
 }
 
 Problem train(const Optimizer& optimizer, const CpuKernels& set, bool scaled) {
-  Problem state = ordinary_problem(kCount, 5);
+  Problem state = ordinary_problem(kElements, 5);
   std::ranges::fill(state.s0, 0.0F);
   std::ranges::fill(state.s1, 0.0F);
   std::int64_t update = 0;
@@ -42,7 +42,7 @@ Problem train(const Optimizer& optimizer, const CpuKernels& set, bool scaled) {
     if (step == 55) g[2099] = std::nanf("");
     if (!finite(set, g)) continue;
     optimizer.kernel(set, Hyper{}, ++update, 1 / scale, state.p.data(), state.s0.data(), state.s1.data(), g.data(),
-                     Element::f32, nullptr, Element::none, kCount);
+                     Element::f32, nullptr, Element::none, kElements);
   }
   EXPECT_EQ(update, 98);
   return state;
@@ -55,7 +55,7 @@ TEST(GradientDivisor, IsTheSameAsDividingFirst) {
       EXPECT_TRUE(same_bits(actual.p, expected.p)) << optimizer.name << " " << set->name;
       EXPECT_TRUE(same_bits(actual.s0, expected.s0)) << optimizer.name << " " << set->name;
       EXPECT_TRUE(same_bits(actual.s1, expected.s1)) << optimizer.name << " " << set->name;
-      EXPECT_FALSE(same_bits(actual.p, ordinary_problem(kCount, 5).p)) << optimizer.name << " trains";
+      EXPECT_FALSE(same_bits(actual.p, ordinary_problem(kElements, 5).p)) << optimizer.name << " trains";
     }
   }
 }

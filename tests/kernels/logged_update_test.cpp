@@ -24,13 +24,13 @@ using kernels::UpdateLog;
 constexpr std::size_t kCount = 3 * kernels::kGrain + 77;
 
 /// Masters and states in one form.
-struct Model {
+struct LoggedModel {
   bool split;
   std::vector<float> p;
   std::vector<std::uint16_t> working, low, copy;
   PackedState states[2];
 
-  Model(const Problem& problem, StateFormat format, bool splits)
+  LoggedModel(const Problem& problem, StateFormat format, bool splits)
       : split(splits),
         p(problem.p),
         working(kCount),
@@ -72,7 +72,7 @@ bool same_bytes(const std::vector<T>& a, const std::vector<T>& b) {
 }
 
 /// `states`: how many of them count.
-bool same_model(const Model& a, const Model& b, int states) {
+bool same_model(const LoggedModel& a, const LoggedModel& b, int states) {
   bool same = a.split ? same_bytes(a.working, b.working) && same_bytes(a.low, b.low) : same_bytes(a.p, b.p);
   for (int k = 0; k < states; ++k) {
     const PackedState &x = a.states[k], &y = b.states[k];
@@ -112,12 +112,12 @@ TEST(LoggedUpdate, ComputesTheSameAndItsLogIsTheWayBack) {
   for (const Case& c : cases()) {
     for (StateFormat format : {StateFormat::f32, StateFormat::bf16, StateFormat::block8}) {
       for (bool split : {false, true}) {
-        Model before(problem, format, split);
+        LoggedModel before(problem, format, split);
         // Adagrad's one state is a square: it takes the place of the first.
         if (c.name == "adagrad") std::swap(before.states[0], before.states[1]);
         const Typed gradients = round_to(split ? Element::bf16 : Element::f32, problem.g);
         for (const CpuKernels* set : kernel_sets()) {
-          Model plain = before, logged = before, log(problem, format, split);
+          LoggedModel plain = before, logged = before, log(problem, format, split);
           if (c.name == "adagrad") std::swap(log.states[0], log.states[1]);
           c.plain(*set, plain.arrays(gradients));
           c.logged(*set, logged.arrays(gradients), log.log());
@@ -136,7 +136,7 @@ TEST(LoggedUpdate, TheLogMayStartAnywhere) {
   const Typed gradients = round_to(Element::bf16, problem.g);
   for (const CpuKernels* set : kernel_sets()) {
     for (std::size_t offset = 0; offset < 20; ++offset) {
-      Model model(problem, StateFormat::f32, false);
+      LoggedModel model(problem, StateFormat::f32, false);
       std::vector<float> p(kCount + 40, -1), m = p, v = p;
       UpdateLog log;
       log.p.f32 = p.data() + offset;

@@ -23,7 +23,7 @@ constexpr StateFormat kFormats[] = {StateFormat::f32, StateFormat::bf16, StateFo
 constexpr std::uint64_t kSeed = 99;
 constexpr std::int64_t kFirst = 7 * kernels::kGrain;  // where the arrays stand among all parameters
 
-struct Model {
+struct PackedModel {
   bool split = false;
   std::vector<float> p;
   std::vector<std::uint16_t> working, low;
@@ -31,8 +31,8 @@ struct Model {
   std::vector<std::uint16_t> copy;
 };
 
-Model make_model(const Optimizer& optimizer, const Problem& problem, StateFormat format, bool split) {
-  Model model{split, problem.p, {}, {}, {}, std::vector<std::uint16_t>(problem.size())};
+PackedModel make_model(const Optimizer& optimizer, const Problem& problem, StateFormat format, bool split) {
+  PackedModel model{split, problem.p, {}, {}, {}, std::vector<std::uint16_t>(problem.size())};
   for (float value : problem.p) {
     model.working.push_back(split_working_reference(value));
     model.low.push_back(split_low_reference(value));
@@ -44,7 +44,7 @@ Model make_model(const Optimizer& optimizer, const Problem& problem, StateFormat
   return model;
 }
 
-void step_by_reference(const Optimizer& optimizer, Model& model, const Typed& gradients, std::int64_t step) {
+void step_by_reference(const Optimizer& optimizer, PackedModel& model, const Typed& gradients, std::int64_t step) {
   std::vector<float> states[2] = {std::vector<float>(model.p.size()), std::vector<float>(model.p.size())};
   for (std::size_t k = 0; k < model.states.size(); ++k) states[k] = model.states[k].unpack();
   optimizer.reference(Hyper{}, step, 0.5f, model.p, states[0], states[1], gradients.wide);
@@ -56,7 +56,7 @@ void step_by_reference(const Optimizer& optimizer, Model& model, const Typed& gr
   }
 }
 
-void step_by_kernel(const CpuKernels& set, const Optimizer& optimizer, Model& model, const Typed& gradients,
+void step_by_kernel(const CpuKernels& set, const Optimizer& optimizer, PackedModel& model, const Typed& gradients,
                     std::int64_t step, int pieces) {
   const auto count = static_cast<std::int64_t>(model.p.size());
   const std::int64_t grains = (count + kernels::kGrain - 1) / kernels::kGrain;
@@ -79,7 +79,7 @@ void step_by_kernel(const CpuKernels& set, const Optimizer& optimizer, Model& mo
   }
 }
 
-testing::AssertionResult same_model(const Model& actual, const Model& expected) {
+testing::AssertionResult same_model(const PackedModel& actual, const PackedModel& expected) {
   if (actual.split) {
     if (actual.working != expected.working || actual.low != expected.low) {
       return testing::AssertionFailure() << "the split master differs";
@@ -105,8 +105,8 @@ TEST_P(PackedUpdate, EqualsTheReferenceOverStepsInAnyNumberOfPieces) {
   for (StateFormat format : kFormats) {
     for (bool split : {false, true}) {
       const Typed gradients = round_to(split ? Element::bf16 : Element::f32, problem.g);
-      Model expected = make_model(GetParam(), problem, format, split);
-      std::vector<Model> actual;
+      PackedModel expected = make_model(GetParam(), problem, format, split);
+      std::vector<PackedModel> actual;
       for (std::size_t i = 0; i < 3 * kernel_sets().size(); ++i) actual.push_back(expected);
       for (std::int64_t step = 1; step <= 12; ++step) {
         step_by_reference(GetParam(), expected, gradients, step);
@@ -129,11 +129,11 @@ TEST_P(PackedUpdate, EveryShortLength) {
     const Problem problem = ordinary_problem(count, static_cast<unsigned>(count));
     const Typed gradients = round_to(Element::bf16, problem.g);
     for (StateFormat format : kFormats) {
-      Model expected = make_model(GetParam(), problem, format, true);
+      PackedModel expected = make_model(GetParam(), problem, format, true);
       for (const CpuKernels* set : kernel_sets()) {
-        Model actual = expected;
+        PackedModel actual = expected;
         step_by_kernel(*set, GetParam(), actual, gradients, 1, 1);
-        Model wanted = expected;
+        PackedModel wanted = expected;
         step_by_reference(GetParam(), wanted, gradients, 1);
         ASSERT_TRUE(same_model(actual, wanted)) << set->name << ", length " << count;
       }
@@ -151,7 +151,7 @@ TEST_P(PackedUpdate, ANanStaysOneWhateverItsPayload) {
   for (std::size_t i = 0; i < problem.g.size(); ++i) gradients.half[i] = static_cast<std::uint16_t>(i);
   for (const CpuKernels* set : kernel_sets()) {
     for (bool split : {false, true}) {
-      Model model = make_model(GetParam(), problem, StateFormat::bf16, split);
+      PackedModel model = make_model(GetParam(), problem, StateFormat::bf16, split);
       step_by_kernel(*set, GetParam(), model, gradients, 1, 1);
       for (std::size_t i = 0; i < problem.g.size(); ++i) {
         if (!std::isnan(problem.g[i])) continue;
@@ -173,7 +173,7 @@ INSTANTIATE_TEST_SUITE_P(All, PackedUpdate, testing::ValuesIn(optimizers().begin
 double loss_after(int steps, StateFormat format, bool split) {
   Optimizer adam = optimizers()[0];
   const Problem problem = ordinary_problem(4 * kernels::kGrain, 31);
-  Model model = make_model(adam, problem, format, split);
+  PackedModel model = make_model(adam, problem, format, split);
   std::vector<float> p = problem.p;
   for (std::int64_t step = 1; step <= steps; ++step) {
     const auto noise = ordinary_problem(p.size(), static_cast<unsigned>(1000 + step)).s0;
@@ -204,7 +204,7 @@ TEST(SmallForms, StochasticRoundingLetsASlowSecondMomentMove) {
   constexpr std::size_t kCount = 8 * kernels::kGrain;
   Optimizer adam = optimizers()[0];
   Problem problem = ordinary_problem(kCount, 32);
-  Model model = make_model(adam, problem, StateFormat::bf16, false);
+  PackedModel model = make_model(adam, problem, StateFormat::bf16, false);
   model.states[1].pack(std::vector<float>(kCount, 1.0f), kSeed, 0, kFirst);
   const Typed gradients = round_to(Element::f32, std::vector<float>(kCount, 0.0f));
   for (std::int64_t step = 1; step <= 100; ++step)

@@ -22,10 +22,6 @@ using kernels::StateKind;
 
 constexpr StateKind kKinds[] = {StateKind::any_sign, StateKind::square};
 
-std::int64_t count_of(const auto& values) {
-  return static_cast<std::int64_t>(values.size());
-}
-
 std::vector<float> magnitudes_of(std::vector<float> values) {
   for (float& value : values) value = std::fabs(value);
   return values;

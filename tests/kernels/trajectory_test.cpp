@@ -24,7 +24,7 @@ using nlohmann::json;
 
 const std::string kFolder = std::string(SPILLWAY_SOURCE_DIR) + "/tests/golden/optimizers/";
 
-std::vector<json> cases() {
+std::vector<json> recorded_cases() {
   return json::parse(std::ifstream(kFolder + "reference.json")).at("cases");
 }
 
@@ -90,7 +90,7 @@ void expect_close(const std::vector<float>& actual, const std::vector<float>& ex
 
 TEST(Trajectory, AsCloseToTheFloat64RunAsPyTorch) {
   const SafetensorsReader reader(kFolder + "reference.safetensors");
-  const auto entries = cases();
+  const auto entries = recorded_cases();
   ASSERT_EQ(entries.size(), 7u);
   for (const json& entry : entries) {
     const std::string name = entry.at("name");
@@ -109,7 +109,7 @@ TEST(Trajectory, StatesAreThoseOfPyTorch) {
                                                                           {"Adam", {"exp_avg", "exp_avg_sq"}},
                                                                           {"Adagrad", {"sum", ""}},
                                                                           {"SGD", {"momentum_buffer", ""}}};
-  for (const json& entry : cases()) {
+  for (const json& entry : recorded_cases()) {
     const std::string name = entry.at("name");
     const auto& [first, second] = states.at(entry.at("optimizer"));
     for (const CpuKernels* set : kernel_sets()) {

@@ -20,12 +20,6 @@ ModelConfig one_layer(std::optional<std::int64_t> window) {
   return config;
 }
 
-std::shared_ptr<CausalLM> perturbed(const ModelConfig& config) {
-  auto model = make_causal_lm(config, 2);
-  perturb(*model);
-  return model;
-}
-
 TEST(Attention, SeesNothingOfTheFuture) {
   for (const ModelFamily family : kAllFamilies) {
     const auto model = perturbed(small_model(family));

@@ -16,15 +16,6 @@ std::int64_t shard_count(const fs::path& folder) {
                        [](const auto& entry) { return entry.path().extension() == ".safetensors"; });
 }
 
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
-
 // The tensors of a golden folder, to be changed and written as a folder of its own.
 struct Folder {
   explicit Folder(const std::string& name) : name(name) {

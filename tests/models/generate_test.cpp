@@ -54,12 +54,6 @@ ModelConfig variant(ModelFamily family, bool tied) {
   return config;
 }
 
-std::shared_ptr<CausalLM> perturbed(const ModelConfig& config, DType dtype = DType::f32) {
-  auto model = make_causal_lm(config, 2, dtype);
-  perturb(*model);
-  return model;
-}
-
 class Cache : public testing::TestWithParam<ModelFamily> {};
 INSTANTIATE_TEST_SUITE_P(Families, Cache, testing::ValuesIn(kAllFamilies),
                          [](const auto& info) { return std::string(to_string(info.param)); });

@@ -13,17 +13,9 @@ namespace {
 constexpr const char* kConfig = "adapter_config.json";
 constexpr const char* kWeights = "adapter_model.safetensors";
 
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
-
 // A small model with adapters whose B is not zero.
-std::shared_ptr<CausalLM> adapted(const ModelConfig& config, const LoraOptions& options, DType dtype = DType::f32) {
+std::shared_ptr<CausalLM> moved_after_adapting(const ModelConfig& config, const LoraOptions& options,
+                                               DType dtype = DType::f32) {
   const auto model = make_causal_lm(config, 5, dtype);
   add_lora(*model, options, 3);
   perturb(*model);
@@ -118,7 +110,7 @@ TEST(LoraFolders, SaveAndLoadAreExact) {
   for (const ModelConfig& config : {small_gpt2(), small_llama()}) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       for (const LoraOptions& options : variants) {
-        const auto model = adapted(config, options, dtype), read = base_of(config, dtype);
+        const auto model = moved_after_adapting(config, options, dtype), read = base_of(config, dtype);
         const TempFolder folder;
         save_lora(*model, folder.path());
         load_lora(*read, folder.path());
@@ -141,7 +133,7 @@ TEST(LoraFolders, SaveAndLoadAreExact) {
 TEST(LoraFolders, TargetsAreWrittenAsPeftMatchesThem) {
   const auto targets = [](const ModelConfig& config, const std::vector<std::string>& given) {
     const TempFolder folder;
-    save_lora(*adapted(config, {.targets = given}), folder.path());
+    save_lora(*moved_after_adapting(config, {.targets = given}), folder.path());
     return nlohmann::json::parse(read_text(folder / kConfig)).at("target_modules").get<std::vector<std::string>>();
   };
   using Names = std::vector<std::string>;
@@ -152,7 +144,8 @@ TEST(LoraFolders, TargetsAreWrittenAsPeftMatchesThem) {
 }
 
 TEST(LoraFolders, WeightsMayComeFromElsewhereAndBeOfAnotherType) {
-  const auto exact = adapted(small_llama(), {}), model = adapted(small_llama(), {}, DType::bf16);
+  const auto exact = moved_after_adapting(small_llama(), {}),
+             model = moved_after_adapting(small_llama(), {}, DType::bf16);
   std::vector<std::string> asked;
   const TempFolder folder;
   save_lora(*model, folder.path(), {.dtype = DType::f32, .weights = [&](const std::string& name) {
@@ -168,11 +161,11 @@ TEST(LoraFolders, WeightsMayComeFromElsewhereAndBeOfAnotherType) {
 }
 
 TEST(LoraFolders, AFailedSaveLeavesTheEarlierOne) {
-  const auto model = adapted(small_llama(), {.rank = 2});
+  const auto model = moved_after_adapting(small_llama(), {.rank = 2});
   const TempFolder folder;
   save_lora(*model, folder.path());
   const std::string config = read_text(folder / kConfig), weights = read_text(folder / kWeights);
-  const auto other = adapted(small_llama(), {.rank = 4});
+  const auto other = moved_after_adapting(small_llama(), {.rank = 4});
   int calls = 0;
   EXPECT_THROW(save_lora(*other, folder.path(),
                          {.weights =
@@ -193,19 +186,19 @@ TEST(LoraFolders, WhatCannotBeSavedIsRefused) {
   const auto plain = base_of(small_llama());
   EXPECT_NE(message_of([&] { save_lora(*plain, folder / "new"); }).find("no LoRA adapters"), std::string::npos);
   EXPECT_FALSE(fs::exists(folder / "new"));
-  const auto model = adapted(small_llama(), {});
+  const auto model = moved_after_adapting(small_llama(), {});
   auto parameter = model->named_parameters()["model.layers.1.self_attn.v_proj.lora_A.weight"];
   parameter.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(at::DataPtr(nullptr, torch::kCPU));
   const std::string message = message_of([&] { save_lora(*model, folder.path()); });
   EXPECT_NE(message.find("v_proj.lora_A.weight is released"), std::string::npos) << message;
   std::ofstream(folder / "file") << "x";
-  EXPECT_THROW(save_lora(*adapted(small_llama(), {}), folder / "file"), FileError);
+  EXPECT_THROW(save_lora(*moved_after_adapting(small_llama(), {}), folder / "file"), FileError);
 }
 
 // A folder of good adapters, to be spoilt.
 class HostileFolder : public testing::Test {
  protected:
-  void SetUp() override { save_lora(*adapted(small_llama(), {.rank = 2}), folder_.path()); }
+  void SetUp() override { save_lora(*moved_after_adapting(small_llama(), {.rank = 2}), folder_.path()); }
 
   // The refusal of the folder as it is now; the model must not be touched by it.
   std::string refusal() {
@@ -293,7 +286,7 @@ TEST_F(HostileFolder, FilesThatAreMissing) {
 }
 
 TEST_F(HostileFolder, AModelWithAdaptersTakesNoOthers) {
-  const auto model = adapted(small_llama(), {});
+  const auto model = moved_after_adapting(small_llama(), {});
   EXPECT_NE(message_of([&] { load_lora(*model, folder_.path()); }).find("adapters already"), std::string::npos);
   EXPECT_EQ(model->lora(), LoraOptions{});
 }

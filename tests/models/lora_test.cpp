@@ -253,15 +253,6 @@ TEST(LoraInitialisation, IsUniformFromAGeneratorOfItsOwn) {
   }
 }
 
-std::string message_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
-
 TEST(LoraRefusals, LeaveTheModelAsItIs) {
   const auto model = make_causal_lm(small_llama(), 5);
   EXPECT_NE(message_of([&] { add_lora(*model, {.targets = {"qproj"}}, 1); }).find("\"q_proj\""), std::string::npos);

@@ -7,12 +7,15 @@
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "spillway/core/error.h"
 #include "spillway/formats/safetensors.h"
 #include "spillway/models/causal_lm.h"
 
@@ -139,6 +142,23 @@ inline void perturb(CausalLM& model) {
     const auto numbers = torch::arange(parameter.numel(), torch::kFloat);
     parameter.add_((numbers * 1.7).sin().mul_(0.1).view(parameter.sizes()).to(parameter.scalar_type()));
   }
+}
+
+/// A model none of whose weights are what it starts from.
+inline std::shared_ptr<CausalLM> perturbed(const ModelConfig& config, DType dtype = DType::f32) {
+  auto model = make_causal_lm(config, 2, dtype);
+  perturb(*model);
+  return model;
+}
+
+/// What an error of the library says that `action` throws.
+inline std::string message_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
 }
 
 inline bool equal_parameters(const CausalLM& a, const CausalLM& b) {

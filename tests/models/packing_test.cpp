@@ -12,12 +12,6 @@ ModelConfig variant(ModelFamily family) {
   return config;
 }
 
-std::shared_ptr<CausalLM> perturbed(const ModelConfig& config, DType dtype = DType::f32) {
-  auto model = make_causal_lm(config, 2, dtype);
-  perturb(*model);
-  return model;
-}
-
 torch::Tensor repeated(const std::vector<std::pair<std::int64_t, std::int64_t>>& runs) {
   std::vector<torch::Tensor> parts;
   for (const auto& [number, count] : runs) parts.push_back(torch::full({1, count}, number, torch::kLong));

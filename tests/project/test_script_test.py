@@ -7,17 +7,23 @@ import unittest
 from script_stage import ScriptStage
 
 # ctest -N lists three suites with the label core, two without it and one of fuzzing, unless a variable says otherwise.
+# With -R it also names the suites of STUB_NAMES; the build has targets for two.
 STUBS = {
     "nproc": "echo 2",
     "setarch": "exit 1",
     "clang++": "exit 1",
     "cmake": r'''
+case "$*" in *"--target help"*) printf '%s: phony\n' all lane_test memory_test; exit ;; esac
 echo "cmake $*" >>"$LOG"
 case "$*" in *"$STUB_BROKEN"*) [ -z "$STUB_BROKEN" ] || exit 1 ;; esac''',
     "ctest": r'''
 count=3
 case "$*" in *"-LE core"*) count=2 ;; *"-L fuzz"*) count=1 ;; esac
-case "$*" in *" -N"*) echo "Total Tests: ${STUB_SUITES:-$count}"; exit ;; esac
+case "$*" in *" -N"*)
+  case "$*" in *" -R "*) for name in $STUB_NAMES; do echo "  Test  #7: $name"; done ;; esac
+  echo "Total Tests: ${STUB_SUITES:-$count}"
+  exit ;;
+esac
 echo "ctest $*" >>"$LOG"
 case "$*" in *"$STUB_FAILING"*) [ -z "$STUB_FAILING" ] || exit 8 ;; esac''',
 }
@@ -76,9 +82,43 @@ class TestScript(ScriptStage):
         status, _, calls = self.run_script("test.sh", STUB_SETUP="1")
         self.assertEqual((status, calls), (1, ["setup "]))
 
+    def test_suites_that_are_targets_are_built_alone(self):
+        status, output, calls = self.run_script("test.sh", "--fast", "-R", "lane|mem", STUB_NAMES="lane_test memory_test",
+                                                STUB_SUITES="2")
+        self.assertEqual(status, 0, output)
+        self.assertEqual(output.splitlines()[-1], "100% tests passed, 0 tests failed out of 2")
+        self.assertEqual([call for call in calls if "--build" in call],
+                         ["cmake --build build/release -j 2 --target lane_test memory_test"])
+        self.assertEqual([call.endswith(" -R lane|mem") for call in calls if call.startswith("ctest")], [True])
+
+    def test_where_one_suite_is_no_target_everything_is_built(self):
+        status, output, calls = self.run_script("test.sh", "--fast", "-R", "lane|tidy", STUB_NAMES="lane_test tidy")
+        self.assertEqual(status, 0, output)
+        self.assertEqual([call for call in calls if "--build" in call],
+                         ["cmake --build build/release -j 2 --target core_tests", "cmake --build build/release -j 2"])
+        self.assertEqual(len([call for call in calls if call.startswith("ctest")]), 2)
+
+    def test_a_suite_built_alone_that_fails_fails_the_run(self):
+        for broken in ({"STUB_FAILING": "build/release"}, {"STUB_BROKEN": "--target lane_test"}):
+            status, output, _ = self.run_script("test.sh", "--fast", "-R", "lane", STUB_NAMES="lane_test", STUB_SUITES="1", **broken)
+            self.assertEqual(status, 1)
+            self.assertIn("FAILED: 1 of the phases above.", output)
+
+    def test_of_fuzzing_the_matching_targets_alone(self):
+        status, output, calls = self.run_script("test.sh", "--preset", "fuzz", "-R", "lane", STUB_NAMES="lane_test")
+        self.assertEqual(status, 0, output)
+        self.assertEqual([call for call in calls if "--build" in call], ["cmake --build build/fuzz -j 2 --target lane_test"])
+        self.assertIn("-L fuzz", calls[-1])
+
+    def test_several_sources_are_compiled_at_once_in_continuous_integration_alone(self):
+        for environment, expected in ({}, [False, False]), ({"CI": "true"}, [True, False]):
+            _, _, calls = self.run_script("test.sh", "--preset", "release", "--preset", "core", **environment)
+            self.assertEqual(["SPILLWAY_UNITY=ON" in call for call in calls if "cmake --preset" in call], expected)
+
     def test_a_run_of_no_suite_fails(self):
-        status, output, _ = self.run_script("test.sh", "-R", "nosuch", STUB_SUITES="0")
+        status, output, calls = self.run_script("test.sh", "-R", "nosuch", STUB_SUITES="0")
         self.assertEqual(status, 1)
+        self.assertFalse(any("--build" in call for call in calls))
         self.assertIn("no suite ran", output)
 
 

@@ -22,7 +22,7 @@ namespace spillway {
 namespace {
 
 /// A host with its topology and limits below a folder of its own.
-class Host : public test::HostFolder {
+class HostWithCores : public test::HostFolder {
  public:
   /// `cores` a node, each with a second thread whose number is higher by the number of all cores.
   void make_cores(int nodes, int cores) {
@@ -51,7 +51,7 @@ class Host : public test::HostFolder {
 using Processors = std::vector<int>;
 
 TEST(Cores, ThreadsTakeTheLastPhysicalCoresOfOneNode) {
-  Host host;
+  HostWithCores host;
   host.make_cores(2, 8);
   EXPECT_EQ(host.read().cores.size(), 16u) << "hardware threads of one core are one core";
   const CorePlan plan = host.plan({.threads = 3});
@@ -62,7 +62,7 @@ TEST(Cores, ThreadsTakeTheLastPhysicalCoresOfOneNode) {
 }
 
 TEST(Cores, AffinityIsRespected) {
-  Host host;
+  HostWithCores host;
   host.make_cores(2, 4);
   host.allow({1, 6, 7, 9, 14});  // 9 and 14 are the second threads of 1 and 6
   const HostCores cores = host.read();
@@ -75,7 +75,7 @@ TEST(Cores, AffinityIsRespected) {
 }
 
 TEST(Cores, AContainersLimitIsRespected) {
-  Host host;
+  HostWithCores host;
   host.make_cores(1, 16);
   EXPECT_EQ(host.plan().threads, 8);
   host.write("sys/fs/cgroup/cpu.max", "400000 100000");
@@ -94,7 +94,7 @@ TEST(Cores, AContainersLimitIsRespected) {
 }
 
 TEST(Cores, TheOlderControlGroupsLimitToo) {
-  Host host;
+  HostWithCores host;
   host.make_cores(1, 8);
   host.write("proc/self/cgroup", "12:pids:/x\n4:cpu,cpuacct:/docker/a");
   host.write("sys/fs/cgroup/cpu,cpuacct/docker/a/cpu.cfs_quota_us", "300000");
@@ -105,7 +105,7 @@ TEST(Cores, TheOlderControlGroupsLimitToo) {
 }
 
 TEST(Cores, ProcessesOfAHostTakeDisjointCores) {
-  Host host;
+  HostWithCores host;
   host.make_cores(2, 8);
   for (int size : {1, 2, 3, 4, 8, 16}) {
     std::set<int> taken;
@@ -122,7 +122,7 @@ TEST(Cores, ProcessesOfAHostTakeDisjointCores) {
 }
 
 TEST(Cores, ChoicesOfTheUserComeFirst) {
-  Host host;
+  HostWithCores host;
   host.make_cores(1, 8);
   EXPECT_EQ(host.plan({.cores = "1-2,5"}).processors, (Processors{1, 2, 5}));
   EXPECT_EQ(host.plan({.threads = 2, .cores = "1-2,5"}).processors, (Processors{1, 2}));
@@ -138,7 +138,7 @@ TEST(Cores, ChoicesOfTheUserComeFirst) {
 }
 
 TEST(Cores, AListIsSharedOutToTheProcessesOfAHost) {
-  Host host;
+  HostWithCores host;
   host.make_cores(1, 8);
   const auto of = [&](int rank, int size, int threads) {
     return host.plan({.threads = threads, .cores = "0-3,6", .local_rank = rank, .local_size = size}).processors;
@@ -161,7 +161,7 @@ TEST(Cores, AListIsSharedOutToTheProcessesOfAHost) {
 }
 
 TEST(Cores, ProcessesThatALauncherBoundUseWhatTheyMay) {
-  Host host;
+  HostWithCores host;
   host.make_cores(1, 16);
   host.allow({4, 5, 6, 7, 20, 21, 22, 23});
   const CoreRequest request{.local_rank = 0, .local_size = 5};
@@ -177,7 +177,7 @@ TEST(Cores, ProcessesThatALauncherBoundUseWhatTheyMay) {
 }
 
 TEST(Cores, MoreThreadsThanCoresRunAnywhere) {
-  Host host;
+  HostWithCores host;
   host.make_cores(1, 2);
   const CorePlan plan = host.plan({.threads = 5});
   EXPECT_EQ(plan.threads, 5);
@@ -186,7 +186,7 @@ TEST(Cores, MoreThreadsThanCoresRunAnywhere) {
 }
 
 TEST(Cores, AHostThatTellsNothingHasOneNodeOfItsProcessors) {
-  Host host;
+  HostWithCores host;
   host.allow({0, 1, 2, 3});
   EXPECT_EQ(host.read().cores.size(), 4u);
   EXPECT_EQ(host.plan().processors, (Processors{2, 3}));

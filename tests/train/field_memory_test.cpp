@@ -38,7 +38,7 @@ bool offloads(const std::string& schedule) {
   return find_schedule(schedule).placement.master != Tier::device;
 }
 
-void one_step(Engine& engine, CausalLM& model, std::int64_t number) {
+void step_on_host_rows(Engine& engine, CausalLM& model, std::int64_t number) {
   const torch::Tensor tokens = [&] {
     const HostScope host;
     return (torch::arange(24).reshape({2, 12}) * (number % 5 + 1)) % 64;
@@ -139,7 +139,7 @@ TEST_P(MemoryReports, SavedFoldersHoldEveryParameterWhateverIsFrozen) {
       config.precision = precision;
       config.loss_scale.initial = 256;
       Engine engine(*model, config);
-      if (frozen < 2) one_step(engine, *model, 1);
+      if (frozen < 2) step_on_host_rows(engine, *model, 1);
       engine.wait_parameters();
       std::filesystem::remove_all(folder);
       save_causal_lm(*model, folder,
@@ -386,7 +386,7 @@ TEST_P(MemoryReports, FiftyEnginesLeaveNothingBehind) {
   for (int round = 1; round <= 50; ++round) {
     {
       Engine engine(*model, tiny_config(GetParam(), 1, 4096, 2));
-      one_step(engine, *model, round);
+      step_on_host_rows(engine, *model, round);
     }
     if (round == 5) early = held();
   }

@@ -152,13 +152,13 @@ TEST_P(UpdateReports, AdamAndAdamWAreEachTheirOwnOnEveryPlacement) {
   }
 }
 
-struct Vector : torch::nn::Module {
-  explicit Vector(std::int64_t count) { w = register_parameter("w", torch::ones({count})); }
+struct VectorOfOnes : torch::nn::Module {
+  explicit VectorOfOnes(std::int64_t count) { w = register_parameter("w", torch::ones({count})); }
   torch::Tensor w;
 };
 
 TEST_P(UpdateReports, DecayBelowTheResolutionOfBf16IsNotLost) {
-  Vector model(100);
+  VectorOfOnes model(100);
   Config config = plain(GetParam());
   config.precision = DType::bf16;
   config.hyperparameters.lr = 1e-3;
@@ -174,7 +174,7 @@ TEST_P(UpdateReports, DecayBelowTheResolutionOfBf16IsNotLost) {
 }
 
 TEST_P(UpdateReports, AStepIsAsLongAsTheRateSays) {
-  Vector model(10);
+  VectorOfOnes model(10);
   Config config = plain(GetParam());
   config.hyperparameters.weight_decay = 0;
   config.lr_schedule = {LrScheduleConfig::Kind::linear, 2, 6, 0.25};

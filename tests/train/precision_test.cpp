@@ -3,6 +3,7 @@
 // Promise 1 in every working type and with parameters that are tied, frozen, or unused; non-finite steps; loss scaling.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -104,8 +105,11 @@ struct Cell {
 struct Ending {
   std::map<std::string, torch::Tensor> masters, working, first, second;
   std::vector<StepStatus> statuses;
-  std::vector<double> losses, norms;
+  std::vector<double> losses, norms, scales;
 };
+
+// The loss scale grows after six finite steps: once within a run, also in one whose fifth step is not finite.
+constexpr std::int64_t kGrowthInterval = 6, kSteps = 11;
 
 double injection(const Cell& cell, std::int64_t step) {
   if (cell.injected == Injected::infinity_at_step_3 && step == 3) return std::numeric_limits<double>::infinity();
@@ -118,12 +122,12 @@ Ending train(const Cell& cell, const std::string& schedule, std::int64_t chunk, 
   const Subject subject = make_subject(cell.parts);
   Config config = tiny_config(schedule, cell.clip, chunk, threads);
   config.precision = cell.precision;
-  config.loss_scale = {.initial = 1024, .growth_interval = 6};
+  config.loss_scale = {.initial = 1024, .growth_interval = kGrowthInterval};
   Ending out;
   EngineOptions quiet;
   quiet.log = [](LogLevel, const std::string&) {};
   Engine engine(*subject.module, config, quiet);
-  for (std::int64_t step = 1; step <= 20; ++step) {
+  for (std::int64_t step = 1; step <= kSteps; ++step) {
     for (std::int64_t m = 0; m < cell.micro_batches; ++m) {
       const torch::Tensor tokens = (torch::arange(10) * (step % 4 + 1) + m * 3) % 32;
       const bool use_spare = cell.parts != Parts::unused || (step + m) % 3 == 1;
@@ -138,6 +142,7 @@ Ending train(const Cell& cell, const std::string& schedule, std::int64_t chunk, 
     const StepResult result = engine.step();
     out.statuses.push_back(result.status);
     out.norms.push_back(std::isfinite(result.grad_norm) ? result.grad_norm : -1);
+    out.scales.push_back(result.loss_scale);
   }
   for (const auto& entry : subject.module->named_parameters()) {
     engine.wait_parameters();
@@ -160,7 +165,12 @@ bool same(const std::map<std::string, torch::Tensor>& a, const std::map<std::str
 
 bool same(const Ending& a, const Ending& b) {
   return same(a.masters, b.masters) && same(a.working, b.working) && same(a.first, b.first) &&
-         same(a.second, b.second) && a.statuses == b.statuses && a.losses == b.losses && a.norms == b.norms;
+         same(a.second, b.second) && a.statuses == b.statuses && a.losses == b.losses && a.norms == b.norms &&
+         a.scales == b.scales;
+}
+
+bool grows(const std::vector<double>& scales) {
+  return std::adjacent_find(scales.begin(), scales.end(), std::less<>()) != scales.end();
 }
 
 class Precision : public testing::TestWithParam<DType> {};
@@ -185,6 +195,7 @@ TEST_P(Precision, ZeroOffloadEndsInTheBitsOfTheResidentRunInEveryCell) {
           }
           const auto skipped = std::count(expected.statuses.begin(), expected.statuses.end(), StepStatus::not_finite);
           EXPECT_EQ(skipped, injected == Injected::nothing ? 0 : 1);
+          EXPECT_EQ(grows(expected.scales), GetParam() == DType::f16);
         }
       }
     }

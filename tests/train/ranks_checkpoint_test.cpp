@@ -18,6 +18,7 @@
 #include "spillway/train/data_loader.h"
 #include "support/bits.h"
 #include "support/process_memory.h"
+#include "train/loose.h"
 #include "train/rank_runs.h"
 #include "train/training_runs.h"
 
@@ -25,19 +26,9 @@ namespace spillway {
 namespace {
 
 using test::on_thread_ranks;
+using test::states_of;
 using test::tiny_config;
 using test::tiny_llama;
-
-std::map<std::string, torch::Tensor> states_of(Engine& engine, const torch::nn::Module& model) {
-  std::map<std::string, torch::Tensor> out;
-  for (const std::string& name : test::trained_names(model)) {
-    out["master " + name] = engine.master(name);
-    out["first " + name] = engine.optimizer_state(name, 0);
-    out["second " + name] = engine.optimizer_state(name, 1);
-    out["updates " + name] = torch::tensor(engine.updates(name));
-  }
-  return out;
-}
 
 // Returns the mean loss before the step.
 double take_step(CausalLM& model, Engine& engine, const Communicator& ranks, std::int64_t number) {

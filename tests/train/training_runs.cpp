@@ -8,20 +8,20 @@
 namespace spillway::test {
 namespace {
 
-constexpr std::int64_t kRows = 2, kLength = 12, kVocabulary = 64;
+constexpr std::int64_t kRunRows = 2, kRunLength = 12, kRunVocabulary = 64;
 
 /// Learnable rows: each counts up by a stride. A few targets are masked so that micro-batches differ in weight.
 std::pair<torch::Tensor, torch::Tensor> rows(std::int64_t step, std::int64_t micro_batch) {
   const std::int64_t number = step * 8 + micro_batch;
-  torch::Tensor tokens = torch::empty({kRows, kLength + 1}, torch::kLong);
-  for (std::int64_t r = 0; r < kRows; ++r) {
-    for (std::int64_t t = 0; t <= kLength; ++t) {
-      tokens[r][t] = ((number * 7 + r * 3) + (r + 1 + number % 3) * t) % kVocabulary;
+  torch::Tensor tokens = torch::empty({kRunRows, kRunLength + 1}, torch::kLong);
+  for (std::int64_t r = 0; r < kRunRows; ++r) {
+    for (std::int64_t t = 0; t <= kRunLength; ++t) {
+      tokens[r][t] = ((number * 7 + r * 3) + (r + 1 + number % 3) * t) % kRunVocabulary;
     }
   }
   torch::Tensor targets = tokens.slice(1, 1).clone();
   targets[0].slice(0, 0, number % 5) = -100;
-  return {tokens.slice(1, 0, kLength).contiguous(), targets.contiguous()};
+  return {tokens.slice(1, 0, kRunLength).contiguous(), targets.contiguous()};
 }
 
 void run_steps(CausalLM& model, Engine& engine, const RunOptions& options, FinalState& out) {
@@ -59,7 +59,7 @@ void expect_same_map(const char* what, const std::map<std::string, torch::Tensor
 std::shared_ptr<CausalLM> tiny_llama(bool tied, std::uint64_t seed) {
   ModelConfig config;
   config.family = ModelFamily::llama;
-  config.vocabulary = kVocabulary;
+  config.vocabulary = kRunVocabulary;
   config.hidden = 32;
   config.intermediate = 80;
   config.layers = 2;
