@@ -84,7 +84,7 @@ TEST(Config, UnknownKeysAreRefusedWithTheNearestName) {
     EXPECT_NE(text.find(std::string("did you mean \"") + nearest + "\""), std::string::npos) << text;
   }
   // Another word is no slip of any: nothing is suggested.
-  EXPECT_EQ(refusal(R"({"zebra_crossing": 1})"), "run.json: unknown key \"zebra_crossing\"");
+  EXPECT_EQ(config_refusal(R"({"zebra_crossing": 1})"), "run.json: unknown key \"zebra_crossing\"");
 }
 
 TEST(Config, ValuesThatNoRunCouldUseAreRefusedByName) {
