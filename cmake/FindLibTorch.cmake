@@ -13,7 +13,7 @@ set(_candidates)
 if(Torch_DIR)
   get_filename_component(_root "${Torch_DIR}/../../.." ABSOLUTE)
   list(APPEND _candidates "${_root}")
-elseif(DEFINED ENV{Torch_DIR})
+elseif(NOT "$ENV{Torch_DIR}" STREQUAL "")
   get_filename_component(_root "$ENV{Torch_DIR}/../../.." ABSOLUTE)
   list(APPEND _candidates "${_root}")
 endif()
@@ -40,7 +40,7 @@ endmacro()
 set(SPILLWAY_LIBTORCH_REFUSED "")
 foreach(_root IN LISTS _candidates)
   _spillway_try_libtorch("${_root}")
-  if(NOT SPILLWAY_LIBTORCH_FOUND AND (Torch_DIR OR DEFINED ENV{Torch_DIR}))  # the first candidate
+  if(NOT SPILLWAY_LIBTORCH_FOUND AND (Torch_DIR OR NOT "$ENV{Torch_DIR}" STREQUAL ""))  # the first candidate
     set(SPILLWAY_LIBTORCH_REFUSED
         "Torch_DIR leads to no LibTorch: expected .../torch/share/cmake/Torch of a folder with include/ and lib/libtorch_cpu.so, looked in ${_root}")
     return()

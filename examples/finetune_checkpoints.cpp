@@ -9,6 +9,7 @@
 #include "finetune.h"
 #include "spillway/core/error.h"
 #include "spillway/formats/token_file.h"
+#include "spillway/state/checkpoint_folder.h"
 
 namespace finetune {
 namespace {
@@ -38,6 +39,12 @@ std::string what_is_left(const std::filesystem::path& folder) {
 std::string what_is_before(const std::filesystem::path& folder) {
   const auto complete = spillway::list_checkpoints(folder);
   if (complete.size() < 2) return {};
+  try {
+    const auto& newest = complete.back();
+    spillway::check_checkpoint_files(newest, spillway::read_checkpoint_manifest(newest), /*checksums=*/true);
+    return {};  // whole, and of another run
+  } catch (const spillway::FileError&) {
+  }
   return "; the one before is " + complete[complete.size() - 2].filename().string() + ": to go on from it, move " +
          complete.back().filename().string() + " away";
 }

@@ -170,7 +170,8 @@ def end_by_signal(number, _):
 
 def main(argv=None):
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, end_by_signal)
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup leaves it
+            signal.signal(number, end_by_signal)
     try:
         prepare(parse_arguments(argv))
     except MissingPackage as error:

@@ -50,8 +50,9 @@ phase() {
 
 configure() {
   local torch=()
-  if needs_torch "$1"; then torch=(-DSPILLWAY_TORCH=ON); fi
-  if needs_torch "$1" && [ "${CI:-}" = true ]; then torch+=(-DSPILLWAY_UNITY=ON); fi  # it builds everything, once
+  local unity=OFF
+  if [ "${CI:-}" = true ]; then unity=ON; fi  # it builds everything, once
+  if needs_torch "$1"; then torch=(-DSPILLWAY_TORCH=ON "-DSPILLWAY_UNITY=$unity"); fi
   cmake --preset "$1" "${torch[@]}"
 }
 

@@ -20,6 +20,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 FOREIGN = ((b"PAR1", "a Parquet file"), (b"ARROW1", "an Arrow file"), (b"PK\3\4", "a zip archive"), (b"%PDF", "a PDF"),
            (b"\x28\xb5\x2f\xfd", "compressed by zstd"), (b"\x1f\x8b", "compressed by gzip"), (b"BZh91AY", "compressed by bzip2"),
            (b"\xfd7zXZ", "compressed by xz"), (b"\xff\xfe", "UTF-16 text"), (b"\xfe\xff", "UTF-16 text"))
+TAR_MARK, TAR_MARK_AT = b"ustar", 257
 
 
 @dataclasses.dataclass
@@ -65,8 +66,10 @@ def open_input(path):
         endings.pop()
     file = (unpack or open)(path, "rb")
     try:
-        beginning = file.read(8)
+        beginning = file.read(TAR_MARK_AT + len(TAR_MARK))
         kind = next((kind for magic, kind in FOREIGN if beginning.startswith(magic)), None)
+        if beginning[TAR_MARK_AT:] == TAR_MARK:
+            kind = "a tar archive"
         if kind:
             raise Problem(f"{path} is {kind}; expected UTF-8 text or JSON lines, as they are or as .gz, .bz2 or .xz")
         file.seek(len(BYTE_ORDER_MARK) if beginning.startswith(BYTE_ORDER_MARK) else 0)
@@ -178,13 +181,16 @@ class Reader:
             file, ending = open_input(path)
             with file:
                 yield from self.documents_in(file, path, ending)
-        except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
+        except (EOFError, lzma.LZMAError, zlib.error, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:  # those of the system name the file themselves
+                raise
             raise Problem(f"{path}: it cannot be unpacked: {error}") from None
 
     def documents_in(self, file, path, ending):
         form = self.arguments.format
         # A .json file may be text to learn, or a list of documents: --suffixes and --format say which.
-        listed = ending == ".json" and (form != "text" or not self.arguments.suffixes)
+        wanted = any(path.name.endswith(suffix) for suffix in self.arguments.suffixes or ())
+        listed = ending == ".json" and (form != "text" or not wanted)
         if ending not in LINES and not listed:
             if form != "text":
                 raise Problem(f"{path}: --format {form} reads .jsonl files, and .json files that hold one list")

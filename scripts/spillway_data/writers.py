@@ -92,9 +92,10 @@ class TokenWriter:
         self.file.flush()
         os.fsync(self.file.fileno())
         self.file.close()
-        for aside, target in zip(list(self.asides), targets):
-            os.replace(aside, target)
-            self.asides.remove(aside)
+        with uninterrupted():  # all of them, or none
+            for aside, target in zip(list(self.asides), targets):
+                os.replace(aside, target)
+                self.asides.remove(aside)
 
     def move_tail(self, held):
         start = (self.count - held) * self.size
@@ -107,9 +108,10 @@ class TokenWriter:
         self.file.truncate(start)
 
     def discard(self):
-        self.file.close()
-        for aside in self.asides:
-            aside.unlink(missing_ok=True)
+        with uninterrupted():
+            self.file.close()
+            for aside in self.asides:
+                aside.unlink(missing_ok=True)
 
 
 class RowWriter(TokenWriter):

@@ -57,12 +57,12 @@ class NcclCommunicator final : public StoreCommunicator {
       : StoreCommunicator(place, store, std::move(prefix), options), nccl_(NcclLibrary::get()), ordinal_(ordinal) {
     const cuda::DeviceGuard guard(ordinal);
     ncclUniqueId id{};
-    if (rank() == 0) check_nccl(nccl_.get_unique_id(&id), "making an id");
-    const std::vector<std::byte> shared = share("NCCL id", std::as_bytes(std::span(&id, 1)));
-    std::memcpy(&id, shared.data(), std::min(shared.size(), sizeof(id)));
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;  // so that nothing here waits without a timeout
     try {
+      if (rank() == 0) check_nccl(nccl_.get_unique_id(&id), "making an id");
+      const std::vector<std::byte> shared = share("NCCL id", std::as_bytes(std::span(&id, 1)));
+      std::memcpy(&id, shared.data(), std::min(shared.size(), sizeof(id)));
       check_nccl(nccl_.init(&comm_, size(), id, rank(), &config), "starting");
       std::unique_lock lock(mutex_);
       settle("starting", lock);

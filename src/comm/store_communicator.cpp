@@ -109,6 +109,8 @@ std::vector<std::byte> StoreCommunicator::share(const std::string& name, std::sp
   Patience patience;
   while (true) {
     if (auto value = store_.find(key(name))) return *std::move(value);
+    throw_if_failed();
+    if (const std::string why = announced_failure(); !why.empty()) throw RankError(why);
     if (steady_ns() - since > limit) {
       throw RankError(
           fmt::format("rank {} of {} has waited {} s for {} of rank 0", rank(), size(), options().timeout.value, name));

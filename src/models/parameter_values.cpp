@@ -18,12 +18,11 @@ bool is_resident(const torch::Tensor& tensor) {
 }  // namespace
 
 ParameterValues::ParameterValues(const CausalLM& model, Weights weights) : weights_(std::move(weights)) {
-  if (!weights_ && model.has_block_call()) {
+  if (!weights_ && model.has_newer_weights()) {
     throw StateError(
-        "The model's blocks are bound, so that its parameters may be older than its weights: go through the engine "
-        "that "
-        "has them, or, to save, pass the option weights ([&](const std::string& name) { return engine.weight(name); "
-        "}).");
+        "An engine has this model, and may have newer weights than its parameters: to save, pass the option weights, "
+        "[&](const std::string& name) { return engine.weight(name); } (with the model's own path before the name where "
+        "it is a part of the engine's module).");
   }
   for (const auto& item : model.named_parameters()) {
     names_.push_back(item.key());

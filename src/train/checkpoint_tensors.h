@@ -10,7 +10,7 @@
 
 namespace spillway {
 
-/// A tensor as checkpoints hold it: complex numbers as pairs of real ones, in the same memory.
+/// A tensor as checkpoints hold it: complex numbers as pairs of real ones.
 torch::Tensor as_stored(const torch::Tensor& tensor);
 /// The type of a buffer. Throws: InvalidArgument naming one that checkpoints cannot hold.
 DType dtype_of(const torch::Tensor& tensor, const std::string& name);

@@ -138,6 +138,11 @@ DeviceScope::~DeviceScope() {
   stack.erase(std::remove(stack.begin(), stack.end(), account_), stack.end());
 }
 
+bool HostScope::is_newest() {
+  const auto& stack = scope_stack<DeviceScope::Account>();
+  return !stack.empty() && !stack.back();
+}
+
 HostScope::HostScope() {
   scope_stack<DeviceScope::Account>().emplace_back();
 }

@@ -28,7 +28,7 @@ std::string_view to_string(StepStatus status) {
 
 Engine::Engine(torch::nn::Module& model, Config config, EngineOptions options)
     : impl_(std::make_unique<Impl>(model, std::move(config), std::move(options))) {
-  for (CausalLM* model : impl_->causal_lms) model->set_block_call(block_call());
+  for (const auto& model : impl_->causal_lms) model->set_block_call(block_call(), /*newer_weights=*/true);
 }
 
 Engine::~Engine() = default;
@@ -72,6 +72,7 @@ void Engine::add_backward(const torch::Tensor& loss, const BackwardOptions& opti
   if (!nothing) check_loss(loss);
   require(std::isfinite(options.weight) && options.weight >= 0,
           fmt::format("a micro-batch's weight is {}; expected a finite number, zero or more", options.weight));
+  if (impl_->micro_batches == 0) impl_->first_weight_before = impl_->first_weight;
   const std::int64_t number = ++impl_->micro_batches;
   const bool last = options.last.value_or(impl_->config.accumulation > 0 && number >= impl_->config.accumulation);
   if (!options.last && impl_->config.accumulation == 0 && !std::exchange(impl_->said_updates_wait, true)) {
@@ -102,7 +103,7 @@ void Engine::discard_step() {
   s.check_usable();
   const TorchDeviceScope device(s.config.device);
   s.together([&s] { s.runtime->wait_discard_gradients(); });
-  s.forget_step();
+  s.undo_step();
 }
 
 StepResult Engine::take_step() {
@@ -121,7 +122,7 @@ StepResult Engine::take_step() {
   StepDecision decision;
   try {
     decision = s.schedule->step({s.grad_scale(), s.config.clip_norm});
-    if (decision.finite) s.wait_for_ungated_chunks();
+    if (decision.finite) s.wait_for_ungated_chunks(updated);
   } catch (const std::exception& error) {
     s.failure = error.what();
     s.forget_step();

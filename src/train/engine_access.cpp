@@ -89,7 +89,7 @@ std::int64_t Engine::Impl::find_parameter(const std::string& name) const {
 torch::Tensor Engine::Impl::read(std::int64_t parameter, StateRole role) {
   check_holds_states();
   const TorchDeviceScope device(config.device);
-  wait_landed();
+  wait_landed_together();
   const HostScope host;
   const torch::NoGradGuard no_grad;
   torch::Tensor out = torch::empty(plan.trainable[static_cast<std::size_t>(parameter)].tensor.sizes(), torch::kFloat);
@@ -102,7 +102,9 @@ void Engine::Impl::write(std::int64_t parameter, StateRole role, const torch::Te
   const TorchDeviceScope device(config.device);
   const ModelParameter& target = plan.trainable[static_cast<std::size_t>(parameter)];
   check_value(target.name, target.tensor, value);
-  wait_landed();
+  // What is set here mends what was written too early.
+  if (role.kind == StateRole::Kind::master) on_its_way[static_cast<std::size_t>(parameter)] = false;
+  wait_landed_together();
   const HostScope host;
   const torch::Tensor wide = value.detach().to(torch::kCPU, torch::kFloat).contiguous();
   runtime->write(role, parameter, wide.const_data_ptr<float>());

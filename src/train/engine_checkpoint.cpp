@@ -76,9 +76,9 @@ std::vector<TensorSource> Engine::Impl::checkpoint_tensors() {
   return out;
 }
 
-std::vector<std::pair<std::string, CausalLM*>> Engine::Impl::dropout_states() const {
-  std::vector<std::pair<std::string, CausalLM*>> out;
-  for (CausalLM* model : causal_lms) {
+std::vector<std::pair<std::string, std::shared_ptr<CausalLM>>> Engine::Impl::dropout_states() const {
+  std::vector<std::pair<std::string, std::shared_ptr<CausalLM>>> out;
+  for (const auto& model : causal_lms) {
     if (!model->uses_dropout()) continue;
     out.emplace_back(out.empty() ? "dropout" : fmt::format("dropout-{}", out.size()), model);
   }
@@ -180,8 +180,10 @@ std::filesystem::path Engine::save(const std::filesystem::path& root, const Chec
   const TorchDeviceScope device(s.config.device);
   require(options.keep >= 0, fmt::format("keep is {}; expected zero (all) or more", options.keep));
   const HostScope host;
-  s.check_parameters();  // masters of weights that the program wrote are brought up to date
-  s.wait_landed();
+  s.together([&s] {
+    s.check_parameters();  // masters of weights that the program wrote are brought up to date
+    s.wait_landed();
+  });
   if (s.ranks != nullptr) return s.together([&] { return s.save_with_ranks(root, options); });
   CheckpointWriter writer(root, s.updates);
   for (CheckpointFile& file : s.write_parts(writer.aside(), options)) writer.add_part(std::move(file));

@@ -12,26 +12,30 @@
 
 namespace spillway {
 
-void Engine::Impl::wait_for_ungated_chunks() {
+void Engine::Impl::wait_for_ungated_chunks(const std::vector<std::size_t>& updated) {
+  std::vector<bool> pending(on_its_way.size(), false);
   for (std::size_t c = 0; c < plan.layout->chunks().size(); ++c) {
     const auto segments = plan.layout->chunk_segments(static_cast<std::int64_t>(c));
     const bool all_gated = std::all_of(segments.begin(), segments.end(), [&](const Segment& segment) {
       return gated[static_cast<std::size_t>(segment.parameter)];
     });
     if (!all_gated) runtime->wait_parameters(static_cast<std::int64_t>(c));
-    // Masters on the device are updated in place: nothing is on its way.
-    if (!all_gated || plan.spec.placement[c].master == Tier::device) continue;
-    for (const Segment& segment : segments) on_its_way[static_cast<std::size_t>(segment.parameter)] = true;
+    // Masters on the device are updated in place, and nothing is on its way but what other ranks keep.
+    const bool in_place = plan.spec.placement[c].master == Tier::device && !plan.layout->partition().cuts();
+    if (!all_gated || in_place) continue;
+    for (const Segment& segment : segments) pending[static_cast<std::size_t>(segment.parameter)] = true;
   }
+  on_its_way.assign(on_its_way.size(), false);
+  for (std::size_t i : updated) on_its_way[i] = pending[i];
 }
 
 void Engine::Impl::note_landed(std::size_t i) {
   if (!on_its_way[i]) return;
   if (plan.trainable[i].tensor._version() != versions[i]) {
-    throw StateError(
-        fmt::format("parameter {} was written while its new weights were on their way to it, so that the write is lost "
-                    "or overwrote them: call wait_parameters() before a parameter is written",
-                    plan.trainable[i].name));
+    throw StateError(fmt::format(
+        "parameter {} was written while its new weights were on their way to it, so that the write is lost "
+        "or overwrote them: call wait_parameters() before a parameter is written (set_weight() mends this one)",
+        plan.trainable[i].name));
   }
   on_its_way[i] = false;
 }
@@ -41,8 +45,14 @@ void Engine::Impl::wait_landed() {
   for (std::size_t i = 0; i < on_its_way.size(); ++i) note_landed(i);
 }
 
+void Engine::Impl::wait_landed_together() {
+  if (!plan.layout->partition().cuts()) return wait_landed();
+  together([this] { wait_landed(); });
+}
+
 std::unique_ptr<DeviceScope> Engine::Impl::count_memory() const {
-  if (machine->kind() != DeviceKind::emulated) return nullptr;
+  // What the program does on the host counts nowhere, in its blocks too.
+  if (machine->kind() != DeviceKind::emulated || HostScope::is_newest()) return nullptr;
   return std::make_unique<DeviceScope>(machine->ledger(Tier::device));
 }
 

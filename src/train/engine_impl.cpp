@@ -113,7 +113,7 @@ Engine::Impl::Impl(torch::nn::Module& m, Config c, EngineOptions o)
 
 Engine::Impl::~Impl() {
   const TorchDeviceScope device(config.device);
-  for (CausalLM* model : causal_lms) model->set_block_call({});
+  for (const auto& model : causal_lms) model->set_block_call({});
   device_scope.reset();
   // What failed on this rank may have left the others, and this one's network lane, waiting.
   if (ranks != nullptr && std::uncaught_exceptions() > 0) ranks->fail("its engine was left by an exception");
@@ -204,7 +204,7 @@ void Engine::Impl::run_backward(const torch::Tensor& loss, double seed, bool las
     for (ModelParameter& parameter : plan.trainable) parameter.tensor.mutable_grad().reset();
     schedule->abandon_backward();
     runtime->wait_discard_gradients();
-    forget_step();
+    undo_step();
     throw;
   }
   in_backward = false;
@@ -216,6 +216,11 @@ void Engine::Impl::run_backward(const torch::Tensor& loss, double seed, bool las
 void Engine::Impl::forget_step() {
   micro_batches = 0;
   weight_sum = 0;
+}
+
+void Engine::Impl::undo_step() {
+  if (micro_batches > 0) first_weight = first_weight_before;
+  forget_step();
 }
 
 void Engine::Impl::check_thread() const {

@@ -75,6 +75,8 @@ struct Engine::Impl {
   /// Takes the hooks off and gives each parameter that lies in a pool ordinary memory.
   void give_back() noexcept;
   void forget_step();
+  /// The same for a step that ends before its end: as if none of it had been.
+  void undo_step();
   /// Throws: StateError after an op has failed.
   void check_usable() const;
   /// Reloads masters of parameters that the program wrote to. Throws: StateError for one that was replaced or thawed.
@@ -129,7 +131,7 @@ struct Engine::Impl {
   std::vector<CheckpointFile> write_parts(const std::filesystem::path& aside, const CheckpointOptions& options);
   std::filesystem::path save_with_ranks(const std::filesystem::path& root, const CheckpointOptions& options);
   /// The models whose dropout checkpoints keep, and what it is called there.
-  std::vector<std::pair<std::string, CausalLM*>> dropout_states() const;
+  std::vector<std::pair<std::string, std::shared_ptr<CausalLM>>> dropout_states() const;
   /// Of the names of this rank's random number generators in checkpoints.
   std::string random_prefix() const;
   /// The ranks' texts, in rank order. Blocks: until all ranks have called.
@@ -167,10 +169,12 @@ struct Engine::Impl {
   /// Says once which trained parameters had no gradient in the first update, `updated` being those that had.
   void list_unused(const std::vector<std::size_t>& updated) const;
   /// Awaits the updated weights that no gate will; the others' parameters are noted as being on their way.
-  void wait_for_ungated_chunks();
+  void wait_for_ungated_chunks(const std::vector<std::size_t>& updated);
   /// A parameter's weights have come. Throws: StateError where the program wrote to it before that.
   void note_landed(std::size_t trainable);
   void wait_landed();
+  /// For calls that all ranks make where states are cut: none of them waits for one that throws here.
+  void wait_landed_together();
   /// On the emulated device: where this thread's allocations count.
   std::unique_ptr<DeviceScope> count_memory() const;
   /// The most the device held: by the pools, and by LibTorch.
@@ -181,7 +185,7 @@ struct Engine::Impl {
   void write(std::int64_t parameter, StateRole role, const torch::Tensor& value);
 
   torch::nn::Module& module;
-  const std::vector<CausalLM*> causal_lms;  // in the module, or the module itself
+  const std::vector<std::shared_ptr<CausalLM>> causal_lms;  // in the module, or the module itself
   const Config config;
   const EngineOptions options;
   const std::vector<torch::Tensor> buffers;  // the module's
@@ -205,6 +209,7 @@ struct Engine::Impl {
   std::vector<std::int64_t> uses_left;
   std::int64_t micro_batches = 0;
   double weight_sum = 0;
+  double first_weight_before = 0;  // W0 when the step began
 
   std::vector<std::uint64_t> weight_checksums;  // of each parameter's values when they were taken, where ranks compare
   // ---- what ranks agreed on

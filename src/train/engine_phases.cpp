@@ -20,7 +20,8 @@ namespace {
 // What a forward may change beside its activations, as it is now: set back at the end.
 class ForwardState {
  public:
-  ForwardState(const std::vector<CausalLM*>& models, const std::vector<torch::Tensor>& buffers, torch::Device device)
+  ForwardState(const std::vector<std::shared_ptr<CausalLM>>& models, const std::vector<torch::Tensor>& buffers,
+               torch::Device device)
       : random_(models, device) {
     const HostScope host;
     for (const torch::Tensor& buffer : buffers) {
@@ -172,7 +173,7 @@ void Engine::release(const std::optional<std::filesystem::path>& file) {
                        }
                      });
   s.released = std::move(states);
-  for (CausalLM* model : s.causal_lms) {
+  for (const auto& model : s.causal_lms) {
     model->set_block_call({});
     model->forget_tables();
   }
@@ -192,7 +193,7 @@ void Engine::restore() {
   s.move_working_values();
   cap_torch_memory(s.config.device, *s.machine->ledger(Tier::device));
   s.released.reset();
-  for (CausalLM* model : s.causal_lms) model->set_block_call(block_call());
+  for (const auto& model : s.causal_lms) model->set_block_call(block_call(), /*newer_weights=*/true);
 }
 
 }  // namespace spillway

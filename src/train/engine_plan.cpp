@@ -30,6 +30,7 @@ EnginePlan make_engine_plan(const torch::nn::Module& model, const Config& config
   for (const auto& buffer : model.named_buffers()) {
     if (buffer.value().defined()) static_cast<void>(dtype_of(as_stored(buffer.value()), buffer.key()));
   }
+  check_embeddings(model, config.precision, options.communicator == nullptr ? 1 : options.communicator->size());
   plan.hyperparameters = all_hyperparameters(config, options);
   std::vector<PlannedParameter> planned;
   for (ModelParameter& parameter : collect_parameters(model, config, options.groups)) {

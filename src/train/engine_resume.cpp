@@ -210,14 +210,18 @@ std::vector<std::function<void()>> Engine::Impl::checkpoint_actions(StateFiles& 
   }
   actions.push_back([this] { runtime->wait_gather_working(); });
   const auto copy_into = [&](const std::string& name, torch::Tensor target) {
-    const TensorView view = files.get(name, dtype_of(target, name), target.sizes().vec());
-    actions.push_back([view, target]() mutable { target.copy_(tensor_of(view, target.scalar_type())); });
+    const torch::Tensor stored = as_stored(target);
+    const TensorView view = files.get(name, dtype_of(stored, name), stored.sizes().vec());
+    actions.push_back([view, target, type = stored.scalar_type()]() mutable {
+      const torch::Tensor values = tensor_of(view, type);
+      target.copy_(target.is_complex() ? torch::view_as_complex(values) : values);
+    });
   };
   for (const ModelParameter& parameter : plan.frozen) {
     if (files.contains("frozen/" + parameter.name)) copy_into("frozen/" + parameter.name, parameter.tensor.detach());
   }
   for (const auto& buffer : module.named_buffers()) {
-    if (buffer.value().defined()) copy_into("buffer/" + buffer.key(), as_stored(buffer.value()));
+    if (buffer.value().defined()) copy_into("buffer/" + buffer.key(), buffer.value());
   }
   const auto take_random = [&](const std::string& name, torch::Device device) {
     const torch::Tensor state = tensor_of(files.get(name, DType::u8, random_state(device).sizes().vec()), torch::kByte);

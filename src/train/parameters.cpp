@@ -35,21 +35,6 @@ void check_parameter(const std::string& name, const torch::Tensor& tensor, DType
           fmt::format("parameter {} already has a hook after its gradient: is another engine using it?", name));
 }
 
-// Each forward would round all masters of such a weight: LibTorch scales its rows in place.
-void check_embeddings(const torch::nn::Module& model, DType precision) {
-  if (precision == DType::f32) return;
-  for (const auto& entry : model.named_modules(std::string(), /*include_self=*/false)) {
-    const auto embedding = std::dynamic_pointer_cast<torch::nn::EmbeddingImpl>(entry.value());
-    const auto bag = std::dynamic_pointer_cast<torch::nn::EmbeddingBagImpl>(entry.value());
-    const bool writes = (embedding && embedding->weight.requires_grad() && embedding->options.max_norm().has_value()) ||
-                        (bag && bag->weight.requires_grad() && bag->options.max_norm().has_value());
-    require(!writes,
-            fmt::format("the embedding {} has max_norm, which writes to its weight in every forward: in {} its "
-                        "masters would be rounded each time; take max_norm out, or train in fp32",
-                        entry.key(), to_string(precision)));
-  }
-}
-
 bool applies(const GroupRule& rule, const std::string& name, const torch::Tensor& tensor) {
   if (rule.group.max_dims && tensor.dim() > *rule.group.max_dims) return false;
   return matches(rule.group.match, name) && (!rule.applies || rule.applies(name, tensor));
@@ -65,9 +50,27 @@ int group_of_tensor(const std::string& name, const torch::Tensor& tensor, const 
 
 }  // namespace
 
+void check_embeddings(const torch::nn::Module& model, DType precision, int ranks) {
+  if (precision == DType::f32 && ranks == 1) return;
+  const auto check_one = [&](const std::string& name, const torch::nn::Module& module) {
+    const auto writes = [](const auto* embedding) {
+      return embedding != nullptr && embedding->weight.requires_grad() && embedding->options.max_norm().has_value();
+    };
+    require(!writes(dynamic_cast<const torch::nn::EmbeddingImpl*>(&module)) &&
+                !writes(dynamic_cast<const torch::nn::EmbeddingBagImpl*>(&module)),
+            fmt::format("the embedding {} has max_norm, which writes to its weight in every forward: {}; take max_norm "
+                        "out, or train in fp32 on one rank",
+                        name,
+                        ranks > 1 ? "ranks with other rows would write other ones"
+                                  : fmt::format("in {} its masters would be rounded each time", to_string(precision))));
+  };
+  check_one(model.name(), model);
+  for (const auto& entry : model.named_modules(std::string(), /*include_self=*/false))
+    check_one(entry.key(), *entry.value());
+}
+
 std::vector<ModelParameter> collect_parameters(const torch::nn::Module& model, const Config& config,
                                                const std::vector<GroupRule>& rules) {
-  check_embeddings(model, config.precision);
   std::vector<ModelParameter> out;
   std::unordered_map<const void*, std::size_t> tensors;  // where each stands in `out`
   std::unordered_map<const void*, std::string> storages;

@@ -45,6 +45,10 @@ void forget_values(torch::Tensor& parameter, DType precision);
 void check_value(const std::string& name, const torch::Tensor& parameter, const torch::Tensor& value);
 
 /// A module's parameters as objects, in its order: what stays the same while their values and memory change.
+/// Throws: InvalidArgument for a trained embedding whose forward writes to its weight (max_norm), where that would
+/// round masters or tell ranks apart.
+void check_embeddings(const torch::nn::Module& model, DType precision, int ranks);
+
 std::vector<const void*> parameter_identities(const torch::nn::Module& module);
 /// Throws: StateError naming a parameter that the module got, lost or exchanged since `known` was taken.
 void check_parameter_identities(const torch::nn::Module& module, const std::vector<const void*>& known);

@@ -9,16 +9,16 @@
 
 namespace spillway {
 
-std::vector<CausalLM*> causal_lms_in(torch::nn::Module& module) {
-  std::vector<CausalLM*> out;
-  if (auto* model = dynamic_cast<CausalLM*>(&module)) out.push_back(model);
+std::vector<std::shared_ptr<CausalLM>> causal_lms_in(torch::nn::Module& module) {
+  std::vector<std::shared_ptr<CausalLM>> out;
+  if (auto* model = dynamic_cast<CausalLM*>(&module)) out.emplace_back(std::shared_ptr<void>(), model);
   for (const auto& inner : module.modules(/*include_self=*/false)) {
-    if (auto* model = dynamic_cast<CausalLM*>(inner.get())) out.push_back(model);
+    if (auto model = std::dynamic_pointer_cast<CausalLM>(inner)) out.push_back(std::move(model));
   }
   return out;
 }
 
-RandomNumbers::RandomNumbers(const std::vector<CausalLM*>& models, torch::Device device) {
+RandomNumbers::RandomNumbers(const std::vector<std::shared_ptr<CausalLM>>& models, torch::Device device) {
   const HostScope host;  // a generator's state is no device memory
   std::vector<torch::Device> devices{torch::kCPU};
   if (!device.is_cpu()) devices.push_back(device);
@@ -27,7 +27,7 @@ RandomNumbers::RandomNumbers(const std::vector<CausalLM*>& models, torch::Device
     const std::scoped_lock lock(generator.mutex());
     states_.push_back({generator, generator.get_state()});
   }
-  for (CausalLM* model : models) {
+  for (const auto& model : models) {
     if (model->uses_dropout()) dropout_.push_back({model, model->dropout_state()});
   }
 }

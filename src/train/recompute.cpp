@@ -22,6 +22,25 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
+void add_versions(const std::vector<torch::Tensor>& tensors, std::vector<std::int64_t>& out) {
+  for (const torch::Tensor& tensor : tensors) {
+    out.push_back(tensor.defined() && !tensor.is_inference() ? tensor._version() : 0);
+  }
+}
+
+std::vector<std::int64_t> versions_of(const std::vector<torch::Tensor>& tensors) {
+  std::vector<std::int64_t> out;
+  add_versions(tensors, out);
+  return out;
+}
+
+// Of what the second forward reads beside the inputs that need a gradient, which LibTorch looks at itself.
+std::vector<std::int64_t> versions_of(const RecomputedCall& call) {
+  std::vector<std::int64_t> out = versions_of(call.inputs);
+  add_versions(call.parameters, out);
+  return out;
+}
+
 RecomputedCall& call_of(const AutogradContext& context) {
   return static_cast<RecomputedCall&>(*context.saved_data.at("call").toCapsule());
 }
@@ -38,6 +57,10 @@ struct Recompute : torch::autograd::Function<Recompute> {
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     RecomputedCall& call = call_of(*context);
+    require(versions_of(call) == call.versions,
+            fmt::format("recompute of {}: an input or a parameter was written between its forward and its backward, so "
+                        "that the second forward would compute something else",
+                        call.block));
     variable_list inputs;
     for (const torch::Tensor& saved : context->get_saved_variables()) {
       inputs.push_back(saved.detach().set_requires_grad(true));
@@ -78,7 +101,9 @@ std::vector<torch::Tensor> recompute_in_backward(c10::intrusive_ptr<RecomputedCa
     if (input.defined() && input.requires_grad()) differentiable.push_back(std::exchange(input, torch::Tensor()));
   }
   const torch::Tensor anchor = torch::empty({0}, torch::TensorOptions().requires_grad(true));
-  return Recompute::apply(std::move(call), anchor, at::TensorList(differentiable));
+  std::vector<torch::Tensor> outputs = Recompute::apply(call, anchor, at::TensorList(differentiable));
+  call->versions = versions_of(*call);
+  return outputs;
 }
 
 void for_gradient_events(const torch::Tensor& loss, const std::function<void(const torch::Tensor&)>& visit) {
@@ -223,14 +248,6 @@ bool autocasts(torch::Device device) {
   return at::autocast::is_autocast_enabled(torch::kCPU) || at::autocast::is_autocast_enabled(device.type());
 }
 
-std::vector<std::int64_t> versions_of(const std::vector<torch::Tensor>& tensors) {
-  std::vector<std::int64_t> out;
-  for (const torch::Tensor& tensor : tensors) {
-    out.push_back(tensor.defined() && !tensor.is_inference() ? tensor._version() : 0);
-  }
-  return out;
-}
-
 }  // namespace
 
 std::vector<torch::Tensor> Engine::call_recomputed(torch::nn::Module& block, BlockForward forward,
@@ -248,6 +265,7 @@ std::vector<torch::Tensor> Engine::call_recomputed(torch::nn::Module& block, Blo
                                           "let the engine's precision choose the type instead",
                                           block.name()));
   auto call = c10::make_intrusive<RecomputedCall>();
+  call->block = block.name();
   call->forward = std::move(forward);
   for (const torch::Tensor& parameter : block.parameters()) {
     if (parameter.requires_grad()) call->parameters.push_back(parameter);

@@ -3,7 +3,9 @@
 
 #include <torch/torch.h>
 
+#include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "spillway/models/causal_lm.h"
@@ -12,10 +14,12 @@ namespace spillway {
 
 /// A block's call whose activations are computed again in backward.
 struct RecomputedCall : torch::CustomClassHolder {
+  std::string block;  // its name, for messages
   BlockForward forward;
   std::vector<torch::Tensor> inputs;      // undefined in the places of those that need a gradient
   std::vector<torch::Tensor> parameters;  // that `forward` reads
   std::vector<torch::Tensor> order;       // the same in the order in which their gradients come, where that matters
+  std::vector<std::int64_t> versions;     // of inputs and parameters after the first forward
   /// Runs what it is given with the random numbers of the first forward, and puts the present ones back.
   std::function<void(const std::function<void()>& body)> with_same_random_numbers;
 };

@@ -32,10 +32,10 @@ def demand(condition, message):
 
 
 class Run:
-    def __init__(self, program, scratch, name, save_every=1, seed=0):
+    def __init__(self, program, scratch, name, save_every=1, seed=0, steps=40):
         self.program, self.folder = program, scratch / name
         self.command = [program, "--init", scratch / "config.json", "--data", scratch / "tokens.bin", "--seq-len", 16,
-                        "--batch-size", 2, "--grad-accum", 2, "--steps", 40, "--lr", "3e-3", "--lr-schedule", "cosine",
+                        "--batch-size", 2, "--grad-accum", 2, "--steps", steps, "--lr", "3e-3", "--lr-schedule", "cosine",
                         "--precision", "bf16", "--output", self.folder, "--log", self.folder / "log.jsonl",
                         "--save-every", save_every, "--keep", 2, "--seed", seed]
 
@@ -124,11 +124,15 @@ def main():
         demand(code == 2 and "seed" in out, f"another seed was accepted: {out}")
 
         # An output that cannot be written at the end: what was trained is kept, and a resumed run writes it.
-        blocked = Run(program, scratch, "blocked", save_every=0)
+        longer = Run(program, scratch, "longer", save_every=0, steps=400)
+        code, out = longer.finish()
+        demand(code == 0, out)
+        blocked = Run(program, scratch, "blocked", save_every=0, steps=400)
         blocked.folder.mkdir()
         process = blocked.start()
         for line in process.stdout:
             if line.startswith("step 1/"):
+                # The end is seconds away.
                 (blocked.folder / "config.json").mkdir()
                 break
         out, _ = process.communicate(timeout=60)
@@ -136,7 +140,7 @@ def main():
         (blocked.folder / "config.json").rmdir()
         code, out = blocked.finish("--resume")
         demand(code == 0 and "nothing is left to train" in out, out)
-        demand(blocked.weights() == whole.weights(), "the weights of the rescued run are others")
+        demand(blocked.weights() == longer.weights(), "the weights of the rescued run are others")
 
         adapted = Run(program, scratch, "adapted")
         for alpha, expected in ((4, 0), (8, 2), (4, 0)):

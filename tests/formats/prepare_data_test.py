@@ -86,6 +86,10 @@ class PrepareData(PrepareCase):
                            ("h.txt", b"\xef\xbb\xbfonetwo")):
             self.expect_success("--output", self.folder / "out.bin", self.write(name, data))
             self.assertEqual(bytes(self.tokens("out.bin")), b"onetwo", name)
+        self.write("more/a.txt", b"onetwo")
+        self.expect_success(self.folder / "e.json", self.folder / "more", "--output", self.folder / "out.bin",
+                            "--suffixes", ".txt")
+        self.assertEqual(bytes(self.tokens("out.bin")), b"onetwoonetwo")
         self.write("in/a.json", b"[1, 2]")  # text to learn, where that is asked for
         self.expect_success(self.folder / "in", "--output", self.folder / "out.bin", "--suffixes", ".json")
         self.assertEqual(bytes(self.tokens("out.bin")), b"[1, 2]")
@@ -93,7 +97,8 @@ class PrepareData(PrepareCase):
     def test_files_that_are_no_text_are_refused_by_kind(self):
         for name, data, words in (("a.parquet", b"PAR1....", "a Parquet file"), ("b.txt", gzip.compress(b"x"), "by gzip"),
                                   ("c.txt", "x".encode("utf-16"), "UTF-16"), ("d.zst", b"\x28\xb5\x2f\xfd", "zstd"),
-                                  ("e.txt.gz", b"no gzip", "cannot be unpacked"), ("f.json", b'{"text":"x"}', "a list"),
+                                  ("e.txt.gz", b"no gzip", "cannot be unpacked"), ("h.txt.bz2", b"no bzip2", "cannot be unpacked"),
+                                  ("i.tar.gz", gzip.compress(b"name" + bytes(253) + b"ustar" + bytes(250)), "a tar archive"), ("f.json", b'{"text":"x"}', "a list"),
                                   ("g.gz", gzip.compress(bytes(range(99)))[:40], "cannot be unpacked")):
             self.expect_refusal([name, words], self.write(name, data))
 

@@ -114,7 +114,7 @@ class Case:
         (package / "fmt-config-version.cmake").write_text(
             'set(PACKAGE_VERSION "99.1.0")\nset(PACKAGE_VERSION_COMPATIBLE TRUE)\n', encoding="utf-8")
         said = self.configure("-DCONSUMER_COMPONENTS=core", f"-Dfmt_DIR={package}", fails=True)
-        demand("but 99.1 is installed here" in " ".join(said.split()), f"no word of the other fmt in:\n{said}")
+        demand("but 99 is installed here" in " ".join(said.split()), f"no word of the other fmt in:\n{said}")
 
     def build_and_run(self):
         options = ["-DCONSUMER_COMPONENTS=core"]

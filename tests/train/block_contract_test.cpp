@@ -14,6 +14,7 @@
 #include "spillway/core/error.h"
 #include "spillway/train/engine.h"
 #include "support/bits.h"
+#include "support/scratch.h"
 #include "train/branches.h"
 #include "train/dropout_model.h"
 #include "train/faults.h"
@@ -29,6 +30,7 @@ using test::input;
 using test::make_branches;
 using test::plain;
 using test::same_bits;
+using test::scratch;
 using test::tiny_config;
 using test::tiny_llama;
 
@@ -94,10 +96,31 @@ TEST(BlockContract, RecomputeRefusesWhatItWouldGetWrong) {
   EXPECT_TRUE(holds(told(std::optional<torch::Tensor>(x)), "holds tensors inside"));
   EXPECT_TRUE(holds(told(std::pair<int, std::array<torch::Tensor, 1>>(1, {x})), "holds tensors inside"));
   EXPECT_TRUE(engine.call(block, x * 1, std::vector<torch::Tensor>{x}).requires_grad());  // without recompute: as it is
+  const std::vector<torch::Tensor> constant{x.detach()};
+  EXPECT_TRUE(engine.call(block, again, x * 1, constant).requires_grad());
   at::autocast::set_autocast_enabled(torch::kCPU, true);
   const std::string autocast = fault_of<InvalidArgument>([&] { engine.call(block, again, x * 1); });
   at::autocast::set_autocast_enabled(torch::kCPU, false);
   EXPECT_TRUE(holds(autocast, "autocast")) << autocast;
+}
+
+TEST(BlockContract, RecomputeFindsOutWhatWasWrittenBeforeItsSecondForward) {
+  const auto block = std::make_shared<Awkward>();
+  Engine engine(*block, plain("zero_offload"));
+  struct Masked : torch::nn::Module {
+    torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& mask) { return x * mask.sin(); }
+  };
+  const auto masked = std::make_shared<Masked>();
+  torch::Tensor mask = torch::ones({4, 7});
+  const auto loss = [&] {
+    return engine.call(masked, CallOptions{.recompute = true}, engine.call(block, input(1)), mask).mean();
+  };
+  const torch::Tensor first = loss();
+  mask.fill_(2);
+  const std::string told = fault_of<InvalidArgument>([&] { engine.backward(first + loss(), {.last = true}); });
+  EXPECT_TRUE(holds(told, "was written between its forward and its backward")) << told;
+  engine.backward(loss(), {.last = true});  // the step starts again
+  EXPECT_EQ(engine.step().status, StepStatus::updated);
 }
 
 // ---- a model inside another ----------------------------------------------------------------------------------------
@@ -124,8 +147,7 @@ void reward_step(Engine& engine, Reward& model, std::int64_t n) {
 }
 
 TEST_P(BlocksOnEverySchedule, AModelInsideAnotherIsRecomputedAndResumedBitForBit) {
-  const std::filesystem::path root = std::filesystem::path(testing::TempDir()) / "spillway_nested";
-  std::filesystem::remove_all(root);
+  const std::filesystem::path root = scratch("nested");
   Config config = plain(GetParam());
   Reward whole;
   Engine expected(whole, config);
@@ -146,9 +168,18 @@ TEST_P(BlocksOnEverySchedule, AModelInsideAnotherIsRecomputedAndResumedBitForBit
   }
 }
 
+TEST(BlockContract, AModelThatWasReplacedInsideAnotherIsLeftInPeace) {
+  Reward model;
+  {
+    Engine engine(model, plain("zero_offload"));
+    model.replace_module("trunk", gpt2_with_dropout());
+    model.trunk.reset();
+    EXPECT_THROW(engine.save(scratch("replaced")), StateError);
+  }
+}
+
 TEST(BlockContract, ABoundModelIsSavedThroughItsEngine) {
-  const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "spillway_bound";
-  std::filesystem::remove_all(folder);
+  const std::filesystem::path folder = scratch("bound");
   const auto model = tiny_llama(true);
   Engine engine(*model, tiny_config("zero_offload", 0, 4096, 1));
   const std::string told = fault_of<StateError>([&] { save_causal_lm(*model, folder); });

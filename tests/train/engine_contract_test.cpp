@@ -14,6 +14,7 @@
 #include "spillway/core/error.h"
 #include "spillway/train/engine.h"
 #include "support/bits.h"
+#include "support/scratch.h"
 #include "train/branches.h"
 #include "train/checkpoint_tensors.h"
 #include "train/faults.h"
@@ -28,6 +29,7 @@ using test::input;
 using test::make_branches;
 using test::plain;
 using test::same_bits;
+using test::scratch;
 
 class ContractOnEverySchedule : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(All, ContractOnEverySchedule, testing::ValuesIn(test::schedule_names()));
@@ -63,6 +65,47 @@ TEST_P(ContractOnEverySchedule, AWriteBeforeNewWeightsHaveComeIsTakenOrFoundOut)
   if (!found_out) {
     EXPECT_LT((engine.master("out.weight") - 0.25).abs().max().item<double>(), 0.012);
   }
+}
+
+TEST_P(ContractOnEverySchedule, AWriteThatWasTooEarlyIsMendedBySetWeight) {
+  const auto model = make_branches();
+  Engine engine(*model, plain(GetParam()));
+  engine.backward(gated_loss(engine, *model, 1), {.last = true});
+  engine.step();
+  {
+    const torch::NoGradGuard no_grad;
+    model->out->weight.fill_(0.25);
+  }
+  engine.set_weight("out.weight", torch::full({1, 13}, 0.5));
+  engine.backward(gated_loss(engine, *model, 2), {.last = true});
+  engine.step();
+  EXPECT_LT((engine.master("out.weight") - 0.5).abs().max().item<double>(), 0.012);
+}
+
+// A block that a later step leaves out, and one whose parameters had no gradient: nothing is on its way to either.
+TEST_P(ContractOnEverySchedule, WhatTheLastStepDidNotUseMayBeWrittenAtOnce) {
+  const auto model = make_branches();
+  Engine engine(*model, plain(GetParam()));
+  const auto loss = [&](bool use_b) {
+    torch::Tensor sum = engine.call(model->a, input(1));
+    if (use_b) sum = sum + engine.call(model->b, input(1)).detach();  // no gradient goes into it
+    return engine.call(model->out, torch::tanh(sum)).mean();
+  };
+  const auto write = [&] {
+    const torch::NoGradGuard no_grad;
+    model->b->weight.fill_(0.25);
+  };
+  engine.backward(gated_loss(engine, *model, 1) + engine.call(model->b, input(1)).mean(), {.last = true});
+  engine.step();
+  engine.backward(loss(false), {.last = true});
+  engine.step();
+  write();
+  engine.backward(loss(true), {.last = true});
+  engine.step();
+  write();
+  engine.backward(loss(true), {.last = true});
+  engine.step();
+  EXPECT_EQ((engine.master("b.weight") - 0.25).abs().max().item<double>(), 0);
 }
 
 TEST_P(ContractOnEverySchedule, AWriteAfterTheWaitIsTrainedFromThroughGatesToo) {
@@ -112,7 +155,7 @@ TEST_P(ContractOnEverySchedule, ADiscardedStepLeavesNothingBehind) {
     Engine engine(*model, config), other(*untouched, config);
     engine.discard_step();  // there is none
     for (int n = 0; n < 4; ++n) {
-      engine.backward(model->forward(input(n + 10), true, n % 2 == 0), {.weight = 3});
+      engine.backward(model->forward(input(n + 10), true, n % 2 == 0), {.weight = 5});
       if (n == 2) engine.backward(model->forward(input(n + 20), true, true), {.weight = 2, .last = true});
       engine.discard_step();
       EXPECT_THROW(engine.step(), StateError);
@@ -264,6 +307,15 @@ TEST(EngineContract, ActivationsCountForTheEngineWhoseCallMakesThem) {
   EXPECT_EQ(second.memory_in_use(Tier::device)[MemoryUse::activations].value, 0);
 }
 
+TEST(EngineContract, WhatAHostScopeHoldsCountsNowhereInBlocksToo) {
+  const auto model = make_branches();
+  Engine engine(*model, plain("zero_offload"));
+  const Bytes before = engine.memory_in_use(Tier::device).total();
+  const HostScope host;
+  const torch::Tensor kept = engine.call(model->a, input(1));
+  EXPECT_EQ(engine.memory_in_use(Tier::device).total().value, before.value);
+}
+
 TEST(EngineContract, BuffersThatNoCheckpointHoldsAreRefusedAtOnceAndComplexOnesAreKept) {
   struct Rotating : torch::nn::Module {
     explicit Rotating(torch::ScalarType type) : map(register_module("map", torch::nn::Linear(7, 3))) {
@@ -277,8 +329,7 @@ TEST(EngineContract, BuffersThatNoCheckpointHoldsAreRefusedAtOnceAndComplexOnesA
   const std::string told = fault_of<InvalidArgument>([&] { Engine engine(odd, plain("resident")); });
   EXPECT_TRUE(holds(told, "buffer freqs")) << told;
 
-  const std::filesystem::path root = std::filesystem::path(testing::TempDir()) / "spillway_complex";
-  std::filesystem::remove_all(root);
+  const std::filesystem::path root = scratch("complex");
   Rotating saved(torch::kComplexFloat), loaded(torch::kComplexFloat);
   {
     Engine engine(saved, plain("resident"));
@@ -287,9 +338,11 @@ TEST(EngineContract, BuffersThatNoCheckpointHoldsAreRefusedAtOnceAndComplexOnesA
     saved.freqs.mul_(c10::complex<float>(0, 2));
     engine.save(root);
   }
+  loaded.freqs.copy_(torch::conj(saved.freqs));
   Engine engine(loaded, plain("resident"));
   engine.load(root);
   EXPECT_TRUE(torch::equal(saved.freqs, loaded.freqs));
+  std::filesystem::remove_all(root);
 }
 
 }  // namespace

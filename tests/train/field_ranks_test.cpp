@@ -12,6 +12,7 @@
 #include "spillway/core/error.h"
 #include "spillway/models/lora.h"
 #include "support/bits.h"
+#include "support/scratch.h"
 #include "train/loose.h"
 #include "train/rank_runs.h"
 #include "train/training_runs.h"
@@ -33,6 +34,7 @@ TEST(RankReports, ParametersSmallerThanTheNumberOfRanksTrainAsOnOne) {
   for (const auto& sizes : {std::vector<std::int64_t>{1}, {1, 3, 5000, 1}, {8, 0, 24}, {0, 8}, {8, 0}}) {
     for (const char* schedule : {"resident", "zero_offload"}) {
       States expected;
+      const std::filesystem::path root = test::scratch("small_parameters");
       const auto train = [&](Communicator& ranks, int stage) {
         Loose model(sizes);
         Engine engine(model, loose_config(schedule, stage), {.communicator = &ranks});
@@ -46,8 +48,7 @@ TEST(RankReports, ParametersSmallerThanTheNumberOfRanksTrainAsOnOne) {
         } else if (ranks.size() == 2) {
           expect_same(expected, states);
           // Saved and loaded too.
-          const std::filesystem::path saved =
-              engine.save(std::filesystem::path(testing::TempDir()) / "small_parameters");
+          const std::filesystem::path saved = engine.save(root);
           Loose other(sizes);
           for (const torch::Tensor& parameter : other.parameters()) parameter.detach().zero_();
           Engine again(other, loose_config(schedule, 2 - stage), {.communicator = &ranks});

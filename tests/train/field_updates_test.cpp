@@ -14,6 +14,7 @@
 #include "spillway/core/error.h"
 #include "spillway/train/engine.h"
 #include "support/bits.h"
+#include "support/scratch.h"
 #include "train/branches.h"
 #include "train/double_adam.h"
 
@@ -334,7 +335,7 @@ TEST_P(UpdateReports, ParametersOfNoElementsMayStandAnywhere) {
       EXPECT_TRUE(torch::allclose(master, torch::full({sizes[i]}, 0.9798), 1e-4)) << i;
       EXPECT_EQ(engine.updates(std::to_string(i)), sizes[i] == 0 ? 0 : 2);
     }
-    const std::filesystem::path saved = engine.save(std::filesystem::path(testing::TempDir()) / "no_elements");
+    const std::filesystem::path saved = engine.save(test::scratch("no_elements"));
     Pieces loaded(sizes);
     Engine again(loaded, plain(GetParam()));
     again.load(saved);

@@ -209,6 +209,29 @@ TEST(Ranks, GradientsAndStatesAreReadAndSetOnAllRanks) {
   });
 }
 
+// Shards of other ranks may still be on their way, also where masters are on the device.
+TEST(Ranks, AWriteBeforeNewWeightsHaveComeIsFoundOut) {
+  for (const char* schedule : {"resident", "zero_offload"}) {
+    on_thread_ranks(2, [&](Communicator& ranks) {
+      const auto model = tiny_llama(false);
+      Config config = tiny_config(schedule, 0, 2048, 1);
+      config.stage = 1;
+      Engine engine(*model, config, {.communicator = &ranks});
+      const torch::Tensor tokens = torch::arange(12).reshape({1, 12}) + ranks.rank();
+      const auto step = [&] {
+        engine.backward(next_token_loss(model->forward(tokens), tokens, 12), {.weight = 12, .last = true});
+        engine.step();
+      };
+      step();
+      {
+        const torch::NoGradGuard no_grad;
+        for (torch::Tensor& parameter : model->parameters()) parameter.mul_(0.5);
+      }
+      EXPECT_THROW(step(), StateError);
+    });
+  }
+}
+
 TEST(Ranks, EachKeepsItsShareOfTheStates) {
   for (int count : {2, 3, 4}) {
     for (int row : {0, 1, 2, 3, 4}) {

@@ -62,8 +62,12 @@ class CausalLM : public torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& tokens, const torch::Tensor& documents = {});
 
   /// Binds how blocks are run; an empty function goes back to calling them directly.
-  void set_block_call(BlockCall call) { block_call_ = std::move(call); }
-  bool has_block_call() const { return static_cast<bool>(block_call_); }
+  /// `newer_weights`: who calls the blocks may have newer values than the parameters, so that saving asks for them.
+  void set_block_call(BlockCall call, bool newer_weights = false) {
+    block_call_ = std::move(call);
+    newer_weights_ = newer_weights;
+  }
+  bool has_newer_weights() const { return newer_weights_; }
   /// Frees the tables of positions and masks that forward keeps for inputs of one shape; the next one makes them again.
   void forget_tables();
 
@@ -107,6 +111,7 @@ class CausalLM : public torch::nn::Module {
   std::vector<std::shared_ptr<torch::nn::Module>> block_modules_;
   std::vector<BlockBody> bodies_;
   BlockCall block_call_;
+  bool newer_weights_ = false;
   std::shared_ptr<DropoutGenerator> dropout_;
   std::shared_ptr<AttentionConstants> constants_;
 };
@@ -160,7 +165,7 @@ struct SaveOptions {
 /// `folder` may be the source folder: nothing there is half-written at any time. One tensor is in memory at a time
 /// beside the model. Throws: InvalidArgument where the source's configuration is not the model's, or the model has
 /// adapters and is not to be merged; StateError where no `weights` was given and a parameter's memory is released, or
-/// the blocks are bound (an engine has newer weights); FileError.
+/// an engine has newer weights (set_block_call); FileError.
 void save_causal_lm(const CausalLM& model, const std::filesystem::path& folder, const SaveOptions& options = {});
 
 /// The element that is not a target.

@@ -32,6 +32,8 @@ class DeviceScope {
 /// the host. Order: scopes of this kind end in reverse order.
 class HostScope {
  public:
+  /// Whether one is the calling thread's newest scope.
+  static bool is_newest();
   HostScope();
   ~HostScope();
   HostScope(const HostScope&) = delete;

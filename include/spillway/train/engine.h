@@ -136,7 +136,7 @@ struct EngineSummary {
 /// After step(), new weights may still be on their way for blocks whose training forward went through call() since the
 /// step before: their next forward must go through it too, and call() awaits them. Everything else is waited for inside
 /// step(). To read or write weights elsewhere: wait_parameters() first; a write that comes too early is lost, and found
-/// out: StateError.
+/// out: StateError (set_weight mends that one).
 ///
 /// While backward runs, gradients are multiples of the true ones (by the micro-batch's weight and the loss scale): that
 /// is what a program's own hooks, and leaves outside of the module, see.
@@ -161,7 +161,8 @@ class Engine {
  public:
   /// Blocks: until all states are in place.
   /// Throws: OutOfMemory before anything is moved when the plan does not fit, with the bytes missing and a schedule
-  /// that would fit; InvalidArgument for a configuration or a parameter that is not supported, by name.
+  /// that would fit; InvalidArgument for a configuration, a parameter or a buffer that is not supported, by
+  /// name.
   Engine(torch::nn::Module& model, Config config, EngineOptions options = {});
   ~Engine();
   Engine(const Engine&) = delete;
@@ -172,7 +173,8 @@ class Engine {
   /// must return a tensor or a vector of tensors, and give the same when called again: LibTorch's random numbers (and a
   /// CausalLM's dropout) are set back for that; other state is the block's own affair.
   /// Throws: what forward throws; InvalidArgument for recompute of a block that returns something else, changes an
-  /// input in place, takes tensors inside of other types, or is called under autocast.
+  /// input in place, takes tensors that need gradients inside of the standard library's or LibTorch's other types, or
+  /// is called under autocast.
   template <class BlockType, class... Inputs>
   auto call(BlockType& block, CallOptions options, Inputs&&... inputs) {
     auto& module = dereference(block);
@@ -181,10 +183,8 @@ class Engine {
       const BlockScope scope(*this, module, rows_of(inputs...));
       return module.forward(std::forward<Inputs>(inputs)...);
     }
-    if constexpr ((detail::kHoldsTensors<std::decay_t<Inputs>> || ...)) {
-      refuse_tensors_inside(module);
-      return module.forward(std::forward<Inputs>(inputs)...);
-    } else if constexpr (std::is_same_v<Result, torch::Tensor> || std::is_same_v<Result, std::vector<torch::Tensor>>) {
+    if ((detail::needs_gradient_inside(inputs) || ...)) refuse_tensors_inside(module);
+    if constexpr (std::is_same_v<Result, torch::Tensor> || std::is_same_v<Result, std::vector<torch::Tensor>>) {
       detail::RecomputedBlock<std::decay_t<decltype(module)>, std::decay_t<Inputs>...> again(
           module, std::forward<Inputs>(inputs)...);
       std::vector<torch::Tensor> tensors = again.take_tensors();
