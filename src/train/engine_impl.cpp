@@ -108,7 +108,10 @@ Engine::Impl::Impl(torch::nn::Module& m, Config c, EngineOptions o)
     throw;
   }
   for (const ModelParameter& parameter : plan.frozen) frozen_versions.push_back(parameter.tensor._version());
-  device_scope = count_memory();
+  // Also where a HostScope is open now: it ends before the engine does.
+  if (machine->kind() == DeviceKind::emulated) {
+    device_scope = std::make_unique<DeviceScope>(machine->ledger(Tier::device));
+  }
 }
 
 Engine::Impl::~Impl() {
@@ -262,7 +265,7 @@ void Engine::Impl::check_parameters() {
     }
     if (parameter.tensor._version() == versions[i]) continue;
     note_landed(i);
-    runtime->load_masters(static_cast<std::int64_t>(i));
+    runtime->load_masters(static_cast<std::int64_t>(i));  // written by the program since the last step
     versions[i] = parameter.tensor._version();
   }
   for (const ModelParameter& parameter : plan.frozen) {

@@ -5,6 +5,7 @@
 
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -305,6 +306,18 @@ TEST(EngineContract, ActivationsCountForTheEngineWhoseCallMakesThem) {
   torch::Tensor kept = first.call(first_model->a, x);
   EXPECT_GT(first.memory_in_use(Tier::device)[MemoryUse::activations].value, 0);
   EXPECT_EQ(second.memory_in_use(Tier::device)[MemoryUse::activations].value, 0);
+}
+
+TEST(EngineContract, AnEngineThatIsMadeInsideAHostScopeCountsAfterIt) {
+  const auto model = make_branches();
+  std::unique_ptr<Engine> engine;
+  {
+    const HostScope host;
+    engine = std::make_unique<Engine>(*model, plain("zero_offload"));
+  }
+  const Bytes before = engine->memory_in_use(Tier::device).total();
+  const torch::Tensor outside = input(1);
+  EXPECT_GT(engine->memory_in_use(Tier::device).total().value, before.value);
 }
 
 TEST(EngineContract, WhatAHostScopeHoldsCountsNowhereInBlocksToo) {

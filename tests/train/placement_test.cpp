@@ -29,7 +29,7 @@ TEST(Placement, ZeroOffloadEqualsResidentBitForBitInEveryCell) {
   for (bool tied : {true, false}) {
     for (std::int64_t micro_batches : {1, 3}) {
       for (double clip : {0.0, 0.5}) {
-        const RunOptions options{.steps = 8, .micro_batches = micro_batches};
+        const RunOptions options{.micro_batches = micro_batches};
         const FinalState expected = test::train(tiny_llama(tied), tiny_config("resident", clip, 1 << 20, 1), options);
         for (std::int64_t chunk : kChunkSizes) {
           for (int threads : {1, 2}) {

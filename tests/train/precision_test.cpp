@@ -108,8 +108,8 @@ struct Ending {
   std::vector<double> losses, norms, scales;
 };
 
-// The loss scale grows after six finite steps: once within a run, also in one whose fifth step is not finite.
-constexpr std::int64_t kGrowthInterval = 6, kSteps = 11;
+// The loss scale grows after six finite steps: also in a run whose fifth step is not finite.
+constexpr std::int64_t kGrowthInterval = 6, kSteps = 20;
 
 double injection(const Cell& cell, std::int64_t step) {
   if (cell.injected == Injected::infinity_at_step_3 && step == 3) return std::numeric_limits<double>::infinity();
