@@ -172,6 +172,7 @@ struct Engine::Impl {
   void wait_for_ungated_chunks(const std::vector<std::size_t>& updated);
   /// A parameter's weights have come. Throws: StateError where the program wrote to it before that.
   void note_landed(std::size_t trainable);
+  /// All have. Throws: as note_landed, once all have come.
   void wait_landed();
   /// For calls that all ranks make where states are cut: none of them waits for one that throws here.
   void wait_landed_together();

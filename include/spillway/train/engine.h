@@ -154,15 +154,14 @@ struct EngineSummary {
 ///
 /// Owns: the parameters' memory while it lives; its destructor gives the module ordinary memory with the newest weights
 /// back. The module must outlive it, and no parameter of it may belong to another engine. Every CausalLM in the module
-/// is bound (its blocks go through call()) until then. Threads: all calls from the thread that made it, which is also
-/// where LibTorch must run backward on CPU. Others: StateError. A forked child has none of its threads and must not
-/// call it.
+/// is bound (its blocks go through call()) until then.
+/// Threads: all calls from the thread that made it, which is also where LibTorch must run backward on CPU. Others:
+/// StateError. A forked child has none of its threads and must not call it.
 class Engine {
  public:
   /// Blocks: until all states are in place.
   /// Throws: OutOfMemory before anything is moved when the plan does not fit, with the bytes missing and a schedule
-  /// that would fit; InvalidArgument for a configuration, a parameter or a buffer that is not supported, by
-  /// name.
+  /// that would fit; InvalidArgument for a configuration, a parameter or a buffer that is not supported, by name.
   Engine(torch::nn::Module& model, Config config, EngineOptions options = {});
   ~Engine();
   Engine(const Engine&) = delete;
@@ -225,14 +224,16 @@ class Engine {
   StepResult step();
 
   /// Forgets the gradients of all backwards since the last step: for a step that starts again after an exception in
-  /// forward, say. Weights, states and the learning-rate schedule stay as they are. On all ranks.
+  /// forward, say. Weights, states and the learning-rate schedule stay as they are. On all ranks. Blocks: until these
+  /// gradients have come where they are summed. Throws: StateError where the engine is released or failed.
   void discard_step();
 
   /// The learning rate of a group from the next step on (the schedule's factor still applies). Group 0: the optimizer's
   /// own; others in the order of Config::groups. Throws: InvalidArgument.
   void set_lr(double lr, std::size_t group = 0);
 
-  /// Blocks: until all weights are those of the last step, on the device and everywhere.
+  /// Blocks: until all weights are those of the last step, on the device and everywhere. Throws: StateError for one
+  /// that was written too early.
   void wait_parameters();
 
   /// All of a group's numbers from the next step on; its lr as set_lr. Throws: InvalidArgument.

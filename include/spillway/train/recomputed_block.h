@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+// What Engine::call makes of a block and its inputs, for its template alone.
 namespace spillway::detail {
 
 template <class T>
